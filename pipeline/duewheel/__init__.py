@@ -1,0 +1,1 @@
+"""Duewheel: a distributed job scheduler on Kafka."""

@@ -1,0 +1,49 @@
+"""Every limit, with its arithmetic. Nothing in Duewheel is unbounded; what bounds it is named here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+
+# Times. Ten digits are seconds, sixteen are microseconds: both lie far outside this window, so a mistaken unit is refused, not obeyed.
+DUE_MS_MIN: Final = 1_000_000_000_000  # 2001-09-09
+DUE_MS_MAX: Final = 4_102_444_800_000  # 2100-01-01
+
+RETENTION_MS_DEFAULT: Final = DAY_MS
+RETENTION_MS_MAX: Final = 365 * DAY_MS
+
+# Names. A queue's name becomes part of a topic name, which Kafka limits to 249 characters of [a-zA-Z0-9._-].
+JOB_ID_BYTES_MAX: Final = 255
+TASK_BYTES_MAX: Final = 255
+QUEUE_CHARS_MAX: Final = 100
+PREFIX_CHARS_MAX: Final = 100
+
+# Sizes. Whatever the client accepts must fit everywhere it will travel: the record is at most payload + headers + names and
+# fixed fields (under 2 KiB), and a dead letter carries a whole record and its message.
+PAYLOAD_BYTES_MAX: Final = 1_000_000
+HEADERS_BYTES_MAX: Final = 16_384
+HEADERS_COUNT_MAX: Final = 64
+RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + HEADERS_BYTES_MAX + 8_192
+DEAD_LETTER_BYTES_MAX: Final = RECORD_BYTES_MAX + 65_536
+
+# An attempt's error, as kept: enough to see what happened, small enough to be kept by the million.
+ERROR_TYPE_CHARS_MAX: Final = 200
+ERROR_MESSAGE_CHARS_MAX: Final = 2_000
+ERROR_TRACEBACK_CHARS_MAX: Final = 8_000
+
+# Batches of the timer processor. A batch is one transaction: large enough to pay for its commit (3 ms), small enough that nothing
+# else waits long behind it. At 20 us a job, 4,000 jobs are 80 ms.
+BATCH_RECORDS_MAX: Final = 4_000
+BATCH_BYTES_MAX: Final = 16_000_000
+BATCH_TIMERS_MAX: Final = 4_000
+
+# The near horizon of timers kept in memory: at most a minute, at most this many. An entry is about 200 bytes: 50 MB a partition.
+HORIZON_MS: Final = MINUTE_MS
+HORIZON_TIMERS_MAX: Final = 200_000
+
+# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes).
+CLAIM_METADATA_BYTES_MAX: Final = 4_096

@@ -1,0 +1,74 @@
+"""Names of topics and groups, and who owns which job id.
+
+Everything hangs on one prefix, `duewheel` by default, so that several installations can share a cluster. The partition of a job is
+Kafka's own murmur2 of its id, so that a Java, Go or Python producer (or kcat with `partitioner=murmur2_random`) finds it too.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX_DEFAULT: Final = "duewheel"
+PARTITIONS_DEFAULT: Final = 16
+QUEUE_DEFAULT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The names that belong to one installation."""
+
+    prefix: str = PREFIX_DEFAULT
+
+    @property
+    def intake(self) -> str:
+        return f"{self.prefix}.intake"
+
+    @property
+    def state(self) -> str:
+        return f"{self.prefix}.state"
+
+    @property
+    def outcomes(self) -> str:
+        return f"{self.prefix}.outcomes"
+
+    @property
+    def dead_letter(self) -> str:
+        return f"{self.prefix}.dead-letter"
+
+    @property
+    def processor_group(self) -> str:
+        return f"{self.prefix}.processor"
+
+    def dispatch(self, queue: str) -> str:
+        return f"{self.prefix}.dispatch.{queue}"
+
+    def worker_group(self, queue: str) -> str:
+        return f"{self.prefix}.worker.{queue}"
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 of `data`, as an unsigned 32-bit integer.
+
+    Source: Austin Appleby's MurmurHash2, with the seed that Apache Kafka's `Utils.murmur2` uses.
+    """
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    length = len(data)
+    h = 0x9747B28C ^ length
+    for k in struct.unpack_from(f"<{length // 4}I", data):
+        k = k * m & mask
+        k ^= k >> 24
+        h = (h * m & mask) ^ (k * m & mask)
+    tail = data[length & ~3 :]
+    if tail:
+        h ^= int.from_bytes(tail, "little")
+        h = h * m & mask
+    h ^= h >> 13
+    h = h * m & mask
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition, 0 to `partitions` - 1, that Kafka's default partitioner gives a record with this key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions

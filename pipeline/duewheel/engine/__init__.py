@@ -1,0 +1,1 @@
+"""The timer processor: loop, restore, ownership."""

@@ -1,0 +1,1 @@
+"""The fleet: task registry, claims in action, executors."""
