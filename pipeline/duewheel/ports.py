@@ -5,8 +5,9 @@ The engine and the worker know these protocols and nothing of Kafka, RocksDB or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol
 
 
 class Clock(Protocol):
@@ -47,31 +48,36 @@ class TransactionAborted(Exception):
 class TransactionUnknown(Exception):
     """Nobody knows whether the transaction was committed, or its producer was fenced.
 
-    The producer was thrown away and a new one took its place (which ends the old transaction one way or the other).
-    What is committed must be read again before anything else is done.
+    The producer was thrown away. What is committed must be read again, after `TransactionalOutput.recover` has answered true,
+    before anything else is done.
     """
 
 
 class Transaction(Protocol):
-    """One open transaction. After `commit` or `abort` it is spent."""
+    """One open transaction, to be used as a context manager and finished with `commit`.
+
+    Leaving the block by an exception, or without `commit`, aborts it; a failure of the output inside the block becomes
+    `TransactionAborted`.
+    """
 
     produce: Callable[..., None]
-    """`produce(topic, value, key, partition)` with positional arguments; `headers=` is optional."""
+    """`produce(topic, value, key, partition)`, positional; `headers=` may follow."""
+
+    def __enter__(self) -> Transaction: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
         """Commits the records and these offsets, both or neither. Bounded in time by our own clock.
 
         Args:
-            offsets: by consumer group, for groups registered with `TransactionalOutput`. Membership is proved with the group
-                metadata taken when the transaction began.
+            offsets: by consumer group, for the groups that the output was made with. Membership is proved with the group
+                metadata that was taken when the transaction began.
 
         Raises:
             TransactionAborted: nothing of it is visible; the group may have moved on.
             TransactionUnknown: see there.
         """
-
-    def abort(self) -> None:
-        """Leaves nothing visible. Never raises; a producer that cannot abort is replaced."""
 
 
 class TransactionalOutput(Protocol):
@@ -82,7 +88,18 @@ class TransactionalOutput(Protocol):
         """What its transactional ids begin with: the name by which a successor fences it."""
 
     def begin(self) -> Transaction:
-        """Opens a transaction and takes the group metadata. Call it on the polling thread, after checking ownership."""
+        """Opens a transaction and takes the group metadata. Call it on the polling thread, after checking ownership.
+
+        Raises:
+            TransactionAborted: no producer can be had just now; try again later.
+            TransactionUnknown: the producer was fenced.
+        """
+
+    def recover(self) -> bool:
+        """Replaces producers that were thrown away, which ends whatever they left open. True when none is missing.
+
+        Bounded to a few seconds a call; keep polling and call again while it answers false.
+        """
 
     def close(self) -> None: ...
 
@@ -99,5 +116,3 @@ class Store(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
-
-_ = (Any, Iterable)

@@ -1,0 +1,232 @@
+"""Transactions that survive what brokers do to them.
+
+Two transactional producers are taken in turn: a producer whose markers are still being written answers the next AddOffsets with
+CONCURRENT_TRANSACTIONS, so one alone reaches two thirds of the transactions of a pair (half of them with three brokers).
+
+Every error is judged by its flags, never by its code, since the same code comes as retriable and as abort-required:
+
+    retriable        → the same call again, with back-off, until our own clock runs out
+    abort required   → flush, abort, `TransactionAborted`: nothing of it is visible
+    anything else    → the producer is thrown away. During commit that is `TransactionUnknown`, before it `TransactionAborted`
+
+A producer that was thrown away is never used again: librdkafka has no client side of KIP-890, so its late marker could land in the
+next transaction. Its successor with the same transactional id calls init_transactions, which bumps the epoch and thereby ends
+whatever was open.
+
+`send_offsets_to_transaction` ignores its timeout and may hang for ever when the coordinator's broker goes (librdkafka 5456, 5511).
+All finishing calls therefore run on a helper thread under our own clock; a thread that overruns is abandoned with its producer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from duewheel.adapters.kafka.settings import TRANSACTION_CALL_TIMEOUT_S, KafkaConfig
+from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
+
+log = structlog.get_logger(__name__)
+
+_INIT_TIMEOUT_S: Final = 5.0  # one try of init_transactions; callers go on polling between tries
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 0.5
+_ABORT_FLUSH_S: Final = 5.0
+
+
+class _Helper:
+    """A thread that makes blocking calls for us, so that we can stop waiting for them."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="duewheel-transactions", daemon=True).start()
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                call()
+            except BaseException as error:  # carried to the caller, whatever it is
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def run(self, call: Callable[[], None], timeout_s: float) -> None:
+        future: Future[None] = Future()
+        self._calls.put((call, future))
+        future.result(timeout_s)
+
+    def stop(self) -> None:
+        self._calls.put(None)
+
+
+class KafkaTransactions:
+    """`ports.TransactionalOutput` on Kafka.
+
+    Args:
+        kafka: where the cluster is.
+        name: what the transactional ids begin with; must be new for each process, since it is how successors fence it.
+        groups: the consumers whose offsets will be committed, by consumer group.
+        call_timeout_s: our own limit for finishing one transaction.
+    """
+
+    def __init__(
+        self, kafka: KafkaConfig, name: str, groups: Mapping[str, Consumer], call_timeout_s: float = TRANSACTION_CALL_TIMEOUT_S
+    ) -> None:
+        self.name = name
+        self._kafka = kafka
+        self._groups = groups
+        self._call_timeout_s = call_timeout_s
+        self._producers: list[Producer | None] = [None, None]
+        self._abandoned: list[Producer] = []  # still referenced by hung threads; freeing one would block
+        self._turn = 0
+        self._helper = _Helper()
+
+    def recover(self) -> bool:
+        for index, producer in enumerate(self._producers):
+            if producer is None:
+                self._producers[index] = self._initialised(f"{self.name}-{index}")
+        return None not in self._producers
+
+    def begin(self) -> _KafkaTransaction:
+        self._turn ^= 1
+        producer = self._producers[self._turn]
+        if producer is None:
+            if not self.recover():
+                raise TransactionAborted("no transactional producer could be initialised; is the cluster reachable?")
+            producer = self._producers[self._turn]
+        assert producer is not None
+        metadata = {group: consumer.consumer_group_metadata() for group, consumer in self._groups.items()}
+        try:
+            producer.begin_transaction()
+        except KafkaException as error:
+            self._discard(producer, error)
+            raise TransactionUnknown(str(error)) from error
+        return _KafkaTransaction(self, producer, metadata)
+
+    def close(self) -> None:
+        """Lets go of the producers. Nothing is open: transactions end with their blocks."""
+        self._helper.stop()
+        self._producers = [None, None]
+
+    def _initialised(self, transactional_id: str) -> Producer | None:
+        producer = Producer(self._kafka.transactional(transactional_id))
+        try:
+            producer.init_transactions(_INIT_TIMEOUT_S)
+        except KafkaException as error:
+            log.warning("transactions.init_failed", transactional_id=transactional_id, error=str(error))
+            return None
+        return producer
+
+    def _discard(self, producer: Producer, error: BaseException) -> None:
+        log.warning("transactions.producer_discarded", name=self.name, error=str(error))
+        index = self._producers.index(producer)
+        self._producers[index] = None
+        producer.purge()
+
+    def _abandon(self, producer: Producer) -> None:
+        """The helper thread hangs inside this producer; both stay behind."""
+        log.error("transactions.call_hung", name=self.name, seconds=self._call_timeout_s)
+        self._abandoned.append(producer)
+        self._producers[self._producers.index(producer)] = None
+        self._helper = _Helper()
+
+    # --- what a transaction asks of its output ---
+
+    def _finish(self, producer: Producer, metadata: Mapping[str, Any], offsets: Mapping[str, Sequence[Offset]]) -> None:
+        deadline = time.monotonic() + self._call_timeout_s
+        groups = [
+            ([TopicPartition(o.topic, o.partition, o.offset, metadata=o.metadata) for o in positions], metadata[group])
+            for group, positions in offsets.items()
+        ]
+
+        def finish() -> None:
+            for positions, member in groups:
+                _repeat(lambda p=positions, m=member: producer.send_offsets_to_transaction(p, m, self._call_timeout_s), deadline)
+            _repeat(lambda: producer.commit_transaction(max(0.1, deadline - time.monotonic())), deadline)
+
+        try:
+            self._helper.run(finish, self._call_timeout_s + 1.0)
+        except TimeoutError as error:
+            self._abandon(producer)
+            raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s") from error
+        except KafkaException as error:
+            failure = error.args[0]
+            if failure.txn_requires_abort() and not failure.fatal():
+                self._abort(producer)
+                raise TransactionAborted(str(failure)) from error
+            self._discard(producer, error)
+            raise TransactionUnknown(str(failure)) from error
+
+    def _abort(self, producer: Producer) -> None:
+        deadline = time.monotonic() + self._call_timeout_s
+
+        def abort() -> None:
+            # Without the flush, EndTxn may overtake AddPartitionsToTxn: fatal INVALID_TXN_STATE (librdkafka 4849).
+            producer.flush(_ABORT_FLUSH_S)
+            _repeat(lambda: producer.abort_transaction(max(0.1, deadline - time.monotonic())), deadline)
+
+        try:
+            self._helper.run(abort, self._call_timeout_s + _ABORT_FLUSH_S)
+        except TimeoutError:
+            self._abandon(producer)
+        except KafkaException as error:
+            self._discard(producer, error)
+
+
+class _KafkaTransaction:
+    __slots__ = ("_metadata", "_open", "_output", "_producer", "produce")
+
+    def __init__(self, output: KafkaTransactions, producer: Producer, metadata: Mapping[str, Any]) -> None:
+        self._output = output
+        self._producer = producer
+        self._metadata = metadata
+        self._open = True
+        self.produce: Callable[..., None] = producer.produce  # librdkafka's own, with nothing of ours in between
+
+    def __enter__(self) -> _KafkaTransaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._open:
+            self._open = False
+            self._output._abort(self._producer)
+            if isinstance(error, (KafkaException, BufferError)):
+                raise TransactionAborted(str(error)) from error
+
+    def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
+        self._open = False
+        self._output._finish(self._producer, self._metadata, offsets)
+
+
+def _repeat(call: Callable[[], None], deadline: float) -> None:
+    """Makes the same call again while its error is retriable and time is left."""
+    backoff_s = _BACKOFF_S
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            failure = error.args[0]
+            if failure.fatal() or not failure.retriable() or time.monotonic() + backoff_s > deadline:
+                raise
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+
+def fence(kafka: KafkaConfig, name: str) -> None:
+    """Ends whatever transactions the owner called `name` left open, by taking over its transactional ids.
+
+    A transaction left open by kill -9 blocks its readers for the transaction timeout; this releases them in under a second.
+
+    Raises:
+        KafkaException: a coordinator did not answer in time; call again.
+    """
+    for index in (0, 1):
+        Producer(kafka.transactional(f"{name}-{index}")).init_transactions(_INIT_TIMEOUT_S)
