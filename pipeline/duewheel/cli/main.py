@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Final
+from typing import Final, Literal
 
 import click
 
+from duewheel import logs
 from duewheel.core.errors import CallerError, DuewheelError
 
 # name -> "module:attribute". The order is the order of `duewheel --help`.
@@ -43,9 +44,14 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="duewheel")
-def cli() -> None:
+@click.version_option(None, "-V", "--version", package_name="duewheel")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), envvar="DUEWHEEL_LOG_LEVEL", default="info", show_default=True,
+              show_envvar=True, help="The lowest level of log lines on standard error.")  # fmt: skip
+@click.option("--log-format", type=click.Choice(logs.FORMATS), envvar="DUEWHEEL_LOG_FORMAT", default="auto", show_default=True,
+              show_envvar=True, help="Log lines as text or as JSON; auto is text on a terminal and JSON elsewhere.")  # fmt: skip
+def cli(log_level: Literal["debug", "info", "warning", "error"], log_format: Literal["auto", "console", "json"]) -> None:
     """Duewheel runs jobs at their time, on Kafka: durable, never early, none lost."""
+    logs.configure(log_level, log_format)
 
 
 def main() -> None:
