@@ -12,6 +12,7 @@ import pytest
 from duewheel.events import EVENTS
 
 SOURCE = Path(__file__).parents[2] / "pipeline" / "duewheel"
+LOGGERS = {"log", "self.log", "self._log"}
 METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
@@ -24,9 +25,9 @@ class LogCall(NamedTuple):
 def _log_calls(path: Path) -> Iterator[LogCall]:
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="log") | ast.Attribute(attr="log" | "_log"), attr=method)) if method in METHODS:
+            case ast.Call(func=ast.Attribute(value=logger, attr=method)) if method in METHODS and ast.unparse(logger) in LOGGERS:
                 literal = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-                keys = frozenset(k.arg if k.arg else "**" for k in node.keywords) - {"exc_info"}
+                keys = frozenset(k.arg or "**" for k in node.keywords) - {"exc_info"}
                 yield LogCall(f"{path.relative_to(SOURCE)}:{node.lineno}", literal if isinstance(literal, str) else None, keys)
 
 
@@ -59,6 +60,6 @@ def test_loggers_are_called_log_so_that_these_tests_see_them() -> None:
         for path in sorted(SOURCE.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assign) and "get_logger" in ast.unparse(node.value)
-        if not all(ast.unparse(target) in {"log", "self.log", "self._log"} for target in node.targets)
+        if not all(ast.unparse(target) in LOGGERS for target in node.targets)
     ]
     assert not strays, f"call the logger `log`: {strays}"

@@ -74,7 +74,7 @@ def test_levels_below_the_chosen_one_are_silent() -> None:
 def test_a_traceback_never_shows_local_variables(format: Literal["console", "json"]) -> None:
     stream = io.StringIO()
     log = _logger(stream, format)
-    payload = "".join(["sec", "ret"])
+    payload = "secret"
     try:
         raise ValueError(len(payload))
     except ValueError:

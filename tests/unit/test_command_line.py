@@ -1,0 +1,73 @@
+"""Rules for every command and option, present and future: each is explained, each option has its environment variable."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from duewheel.cli.main import COMMANDS, cli
+
+
+def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    yield " ".join(path), command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _walk(child, (*path, name))
+
+
+ALL = dict(_walk(cli, ("duewheel",)))
+OPTIONS = [
+    (path, option)
+    for path, command in ALL.items()
+    for option in command.params
+    if isinstance(option, click.Option) and option.name not in {"help", "version"}
+]
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_each_command_explains_itself(path: str) -> None:
+    assert (ALL[path].help or "").strip()
+    arguments = path.split()[1:]
+    result = CliRunner().invoke(cli, [*arguments, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("path, option", OPTIONS, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_each_option_is_explained_and_has_an_environment_variable(path: str, option: click.Option) -> None:
+    assert option.help, f"{path}: {option.opts} has no help"
+    assert isinstance(option.envvar, str), f"{path}: {option.opts} has no environment variable"
+    assert option.envvar.startswith("DUEWHEEL_")
+    assert option.show_envvar, f"{path}: {option.opts} does not show its environment variable"
+
+
+def test_an_environment_variable_means_one_thing_everywhere() -> None:
+    meanings: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for _path, option in OPTIONS:
+        assert isinstance(option.envvar, str)
+        meanings[option.envvar].add(tuple(option.opts))
+    assert {name: options for name, options in meanings.items() if len(options) > 1} == {}
+
+
+def test_the_list_of_commands_is_the_list_in_the_help() -> None:
+    output = CliRunner().invoke(cli, ["--help"]).output
+    positions = [output.index(f"\n  {name} ") for name in COMMANDS]
+    assert positions == sorted(positions)
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).output.strip().endswith(version("duewheel"))
+
+
+def test_an_unknown_command_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["frobnicate"])
+    assert result.exit_code == 2
+    assert "frobnicate" in result.output
