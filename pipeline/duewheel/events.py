@@ -34,4 +34,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "transactions.call_hung": Event(
         "A call into the Kafka client overran our own limit; it was left behind and replaced.", ("name", "seconds")
     ),
+    # Hashing of keys (adapters/kafka/partitioner.py)
+    "partitioner.pure": Event("Keys are hashed in Python, which is correct and slower: librdkafka's own function cannot be used.", ("error",)),
 }

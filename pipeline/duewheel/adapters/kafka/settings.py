@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from duewheel.core.limits import RECORD_BYTES_MAX
+
 # A member that sends no heartbeat is declared dead after SESSION_TIMEOUT_MS; its partitions are polled elsewhere at most one heartbeat
 # and one rebalance later. Measured with 6,000: 5.4 to 7.0 s.
 SESSION_TIMEOUT_MS: Final = 6_000
@@ -29,6 +31,15 @@ RETRY_BACKOFF_MAX_MS: Final = 200
 
 LINGER_MS: Final = 5
 COMPRESSION: Final = "lz4"
+
+# What a producing client may have under way: enough to keep every connection busy (about a third of a second at full speed), small
+# enough that its memory stays bounded whatever the payloads are. Past either, produce() waits.
+PRODUCER_RECORDS_MAX: Final = 100_000
+PRODUCER_KIBIBYTES_MAX: Final = 65_536
+
+# librdkafka refuses larger records before they are sent, and its default of 1,000,000 is below what Duewheel accepts. Key and framing
+# take a few hundred bytes beside the value.
+PRODUCER_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX + 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,29 @@ class KafkaConfig:
             "max.poll.interval.ms": MAX_POLL_INTERVAL_MS,
             **(classic if protocol == "classic" else {}),
             **settings,
+            **self.common(),
+        }
+
+    def producer(self, timeout_ms: int) -> dict[str, Any]:
+        """A producer whose acknowledgement means: on every replica in sync, and once.
+
+        Args:
+            timeout_ms: how long a record may wait for its acknowledgement.
+        """
+        return {
+            "acks": "all",
+            "enable.idempotence": True,
+            "message.timeout.ms": timeout_ms,
+            # Java's hash, so that a job lies where its owner looks for it.
+            "partitioner": "murmur2",
+            # A caller waits for each acknowledgement. At full speed batches fill up behind the requests under way: measured, the same rate.
+            "linger.ms": 0,
+            "compression.type": COMPRESSION,
+            "message.max.bytes": PRODUCER_RECORD_BYTES_MAX,
+            "queue.buffering.max.messages": PRODUCER_RECORDS_MAX,
+            "queue.buffering.max.kbytes": PRODUCER_KIBIBYTES_MAX,
+            # A missing topic is an error, also on clusters that would make one with their own idea of its settings.
+            "allow.auto.create.topics": False,
             **self.common(),
         }
 
