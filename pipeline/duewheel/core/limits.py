@@ -41,9 +41,15 @@ BATCH_RECORDS_MAX: Final = 4_000
 BATCH_BYTES_MAX: Final = 16_000_000
 BATCH_TIMERS_MAX: Final = 4_000
 
-# The near horizon of timers kept in memory: at most a minute, at most this many. An entry is about 200 bytes: 50 MB a partition.
+# The near horizon of timers kept in memory: at most a minute, and at most this many a partition. A timer that has its millisecond
+# for itself takes about 400 bytes, so 16 partitions hold at most 320 MB, and usually far less.
 HORIZON_MS: Final = MINUTE_MS
-HORIZON_TIMERS_MAX: Final = 200_000
+HORIZON_TIMERS_MAX: Final = 50_000
 
-# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes).
+# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes). "dw1:", the
+# owner's name and ":" leave 3,991 characters of base64, which are 2,993 bytes; 9 of them say how far the claim reaches, and the rest
+# lists unfinished dispatches, by distance from the one before. While nothing has run ahead of a straggler a distance takes one byte
+# (under 128, commit markers included); 1,400 at two bytes are 2,800, and a ledger refuses claims that would not fit.
 CLAIM_METADATA_BYTES_MAX: Final = 4_096
+CLAIM_OWNER_CHARS_MAX: Final = 100
+CLAIM_DISPATCHES_MAX: Final = 1_400
