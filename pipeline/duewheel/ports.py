@@ -5,9 +5,13 @@ The engine and the worker know these protocols and nothing of Kafka, RocksDB or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.model import DeadLetter, Outcome, Progress, State
+from duewheel.core.step import Defined
 
 
 class Clock(Protocol):
@@ -111,8 +115,233 @@ class GroupPosition(NamedTuple):
     metadata: str
 
 
+class PartitionReader(Protocol):
+    """Reads chosen partitions of one topic, only what was committed, without a group."""
+
+    def assign(self, partition: int, offset: int) -> None:
+        """Reads `partition` from `offset` on, whether it was being read or not."""
+
+    def release(self, partition: int) -> None:
+        """Reads `partition` no longer."""
+
+    def poll(self, timeout_s: float, count_max: int) -> list[Record]:
+        """The next records, at most `count_max`, waiting for the first at most `timeout_s`."""
+
+    def reached(self, partition: int) -> int:
+        """Everything visible below this offset has been handed out, markers and aborted records passed over."""
+
+    def close(self) -> None: ...
+
+
+class RebalanceListener(Protocol):
+    """Is told of partitions gained and lost, on the polling thread, from within `GroupReader.poll`."""
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """These are ours now; nothing of them is read until `GroupReader.read_from`."""
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """These will be another's when this returns; committing for them is still possible."""
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """These are another's already; nothing can be committed for them."""
+
+
+class GroupReader(Protocol):
+    """Reads one topic as a member of a consumer group."""
+
+    def join(self, listener: RebalanceListener) -> None: ...
+
+    def read_from(self, partition: int, offset: int) -> None:
+        """Starts, or starts again, to read an assigned partition."""
+
+    def pause(self, partition: int) -> None:
+        """Stops reading an assigned partition until `read_from`."""
+
+    def poll(self, timeout_s: float, count_max: int) -> list[Record]: ...
+
+    def reached(self, partition: int) -> int:
+        """As `PartitionReader.reached`."""
+
+    def commit(self, offsets: Sequence[Offset]) -> None:
+        """Commits at once, outside transactions.
+
+        Raises:
+            CommitRefused: the coordinator refuses or cannot be reached.
+        """
+
+    def committed(self, partitions: Sequence[int], timeout_s: float) -> dict[int, GroupPosition]:
+        """What the group has committed, after pending transactional offsets were settled.
+
+        Raises:
+            CommitRefused: it did not answer in time, or offsets stay pending.
+        """
+
+    def close(self) -> None: ...
+
+
+class CommitRefused(Exception):
+    """The group's coordinator refused, or did not answer in time."""
+
+
+class Cluster(Protocol):
+    """What can be asked of the cluster outside reading and writing. Every call is bounded to a few seconds."""
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions `topic` has.
+
+        Raises:
+            TopicMissing: it does not exist.
+            BrokerUnavailable: nobody answered.
+        """
+
+    def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """First offset and next offset of each partition, counting what is not committed yet.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+
+    def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
+        """Committed offsets as they stand, without waiting for pending transactions.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+
+    def fence(self, name: str) -> None:
+        """Ends whatever the owner called `name` left open.
+
+        Raises:
+            BrokerUnavailable: it could not be done in time; call again.
+        """
+
+
+class Codec(Protocol):
+    """Bytes to records and back, strictly. `adapters.avro.codec` is one, as a module."""
+
+    def decode_command(self, value: bytes | None) -> tuple[str, Any, bytes]:
+        """("schedule", Schedule, its work encoded) or ("cancel", Cancel, nothing).
+
+        Raises:
+            UndecodableRecord: this and every other decoder.
+        """
+
+    def decode_outcome(self, value: bytes | None) -> Outcome: ...
+    def decode_state(self, value: bytes | None) -> State: ...
+    def decode_progress(self, value: bytes | None) -> Progress: ...
+    def encode_state(self, record: State) -> bytes: ...
+    def encode_progress(self, record: Progress) -> bytes: ...
+    def encode_dead_letter(self, record: DeadLetter) -> bytes: ...
+
+    def splice_definition(self, generation: int, command: bytes) -> bytes:
+        """The encoded Definition around an encoded Schedule."""
+
+    def splice_dispatch(
+        self, token: int, job_id: str, generation: int, slot_ms: int, attempt: int, timer_partition: int, dispatched_ms: int, work: bytes
+    ) -> bytes:
+        """The encoded Dispatch around encoded work."""
+
+    def peek_definition(self, value: bytes) -> Defined:
+        """What the rules need of an encoded Definition, without looking into its work."""
+
+
+class Mark(NamedTuple):
+    """How far a store has come."""
+
+    changelog_offset: int
+    """Every changelog record below this offset is in the store. Some beyond may be too."""
+    saved_ms: int
+    """When this was written."""
+
+
 class Store(Protocol):
-    """The local cache of one timer partition: timers in time order, jobs by id, and how far it has come."""
+    """The local cache of one timer partition: the changelog's records by key, and the timers in order of time."""
+
+    mark: Mark | None
+    """None in a store that is new, or was cleared."""
+    damaged: bool
+    """Whether a call has raised `StoreDamaged` since it was opened or cleared."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
+    def write(
+        self,
+        records: Sequence[tuple[bytes, bytes | None]],
+        timers_unset: Sequence[bytes],
+        timers_set: Collection[bytes],
+        timers_done: bytes,
+        mark: Mark,
+    ) -> None:
+        """Writes all of it or nothing.
+
+        Args:
+            records: keys and values of the changelog, None to delete.
+            timers_unset: timers to take out, before others are put in.
+            timers_set: timers to put in.
+            timers_done: every timer with a smaller key has fired and goes; empty for none.
+            mark: how far the store has come with this.
+
+        Raises:
+            StoreDamaged: it cannot be written.
+        """
+
+    def timers(self, start: bytes, end: bytes, count_max: int) -> list[bytes]:
+        """Timers with keys from `start` up to but without `end`, in order.
+
+        Raises:
+            StoreDamaged: it cannot be read to the end.
+        """
+
+    def records(self, start: bytes, end: bytes, count_max: int) -> list[tuple[bytes, bytes]]:
+        """Records with keys from `start` up to but without `end`, in order.
+
+        Raises:
+            StoreDamaged: it cannot be read to the end.
+        """
+
+    def clear(self) -> None:
+        """Empties it, whatever state it is in."""
+
+    def close(self) -> None: ...
+
+
+class Receipt(NamedTuple):
+    """Where an acknowledged record lies."""
+
+    partition: int
+    offset: int
+
+
+class IntakeLog(Protocol):
+    """The intake topic, as producers see it: what is acknowledged is stored on every replica in sync.
+
+    Each call says before it returns what became of every record. It is bounded in time: a record that nobody acknowledges in time
+    has failed. Safe to use from several threads.
+
+    Raises (all calls):
+        BrokerUnavailable: no acknowledgement in time; the record may be stored all the same.
+        TopicMissing: there is no intake topic.
+        EnvironmentFailure: the broker refused the record; it is not stored.
+        CallerError: the log is closed.
+    """
+
+    def append(self, key: bytes, value: bytes) -> Receipt:
+        """Stores one record."""
+
+    def append_many(
+        self,
+        records: Iterable[tuple[Any, bytes, bytes]],
+        failed: Callable[[Any, EnvironmentFailure], None],
+        progressed: Callable[[int], None],
+    ) -> None:
+        """Stores (tag, key, value) records, as many under way at once as fit in a bounded buffer.
+
+        After the first failure nothing more is taken from `records`; what is under way is waited for, as it is where `records` raises.
+
+        Args:
+            failed: called on this thread with the tag of each record that failed, and why.
+            progressed: called on this thread now and then, and at last, with how many were acknowledged.
+        """
+
+    def close(self) -> None:
+        """Waits, bounded, for what other threads have under way. Closing twice is fine."""

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final
@@ -149,7 +150,7 @@ class KafkaTransactions:
 
         def finish() -> None:
             for positions, member in groups:
-                _repeat(lambda p=positions, m=member: producer.send_offsets_to_transaction(p, m, self._call_timeout_s), deadline)
+                _repeat(partial(producer.send_offsets_to_transaction, positions, member, self._call_timeout_s), deadline)
             _repeat(lambda: producer.commit_transaction(max(0.1, deadline - time.monotonic())), deadline)
 
         try:
@@ -220,13 +221,12 @@ def _repeat(call: Callable[[], None], deadline: float) -> None:
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
 
-def fence(kafka: KafkaConfig, name: str) -> None:
-    """Ends whatever transactions the owner called `name` left open, by taking over its transactional ids.
+def fence_producer(kafka: KafkaConfig, name: str, index: int) -> None:
+    """Ends what the producer `index` of the owner called `name` left open, by taking over its transactional id.
 
     A transaction left open by kill -9 blocks its readers for the transaction timeout; this releases them in under a second.
 
     Raises:
         KafkaException: a coordinator did not answer in time; call again.
     """
-    for index in (0, 1):
-        Producer(kafka.transactional(f"{name}-{index}")).init_transactions(_INIT_TIMEOUT_S)
+    Producer(kafka.transactional(f"{name}-{index}")).init_transactions(_INIT_TIMEOUT_S)

@@ -1,0 +1,82 @@
+"""Questions to the cluster: what exists, where logs begin and end, who owns what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.transactions import fence_producer
+from duewheel.core.errors import BrokerUnavailable, TopicMissing
+from duewheel.ports import GroupPosition
+
+_TIMEOUT_S: Final = 5.0
+
+
+class KafkaCluster:
+    """`ports.Cluster` on Kafka."""
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._kafka = kafka
+        self._admin = AdminClient(kafka.common())
+
+    def partition_count(self, topic: str) -> int:
+        try:
+            found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        if not found.partitions:
+            raise TopicMissing(f"topic {topic} does not exist at {self._kafka.bootstrap_servers}; make it with: duewheel topics apply")
+        return len(found.partitions)
+
+    def identity(self, topic: str) -> str:
+        """Names this very topic: two topics of one name, the first deleted, differ.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+        described = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
+        return f"{self._answer(described).topic_id}"
+
+    def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        ends = [self._offsets(topic, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]]
+        return {p: (ends[0][p], ends[1][p]) for p in partitions}
+
+    def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p) for p in partitions])
+        future = self._admin.list_consumer_group_offsets([request], require_stable=False, request_timeout=_TIMEOUT_S)[group]
+        found = {}
+        for answer in self._answer(future).topic_partitions:
+            if answer.error is not None:
+                raise self._unavailable(answer.error)
+            found[answer.partition] = GroupPosition(answer.offset if answer.offset >= 0 else None, answer.metadata or "")
+        return found
+
+    def fence(self, name: str) -> None:
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda index: fence_producer(self._kafka, name, index), (0, 1)))
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _offsets(self, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+        # Counting what is uncommitted: a transaction that is still open may yet be committed below this offset.
+        futures = self._admin.list_offsets(
+            {TopicPartition(topic, p): spec for p in partitions},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_TIMEOUT_S,
+        )
+        return {position.partition: self._answer(future).offset for position, future in futures.items()}
+
+    def _answer(self, future: Any) -> Any:
+        try:
+            return future.result(_TIMEOUT_S + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: object) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the Kafka cluster at {self._kafka.bootstrap_servers} did not answer: {error}; trying again")

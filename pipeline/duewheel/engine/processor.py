@@ -1,0 +1,459 @@
+"""The timer processor's loop.
+
+One thread, one transaction for all partitions of the process, any number of processes. Each turn:
+
+    poll outcomes, then intake (rebalances are served in there)
+    one Step a partition: inputs in log order, then due timers
+    one transaction: changelog, dispatches, dead letters, and both input offsets of every partition in it
+    after the commit: local stores and wheels
+
+The offsets are sent even where nothing was consumed. They are what makes the group's coordinator look at us: an owner that lost its
+partition without noticing is refused there, and a batch of timers alone would otherwise pass. No lock exists anywhere.
+
+What goes wrong ends in one of three ways. A transaction that left nothing is forgotten and its inputs are read again. One whose outcome
+is unknown sends every partition back to CLAIMING, where the cluster is asked what is true. A store that fails is dropped and rebuilt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from duewheel.core.errors import BrokerUnavailable, RejectedJob, StoreDamaged, TopicMissing, UndecodableRecord
+from duewheel.core.limits import BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS
+from duewheel.core.ownership import RELEASED, owned_by, owner_of
+from duewheel.core.step import Counts, Step
+from duewheel.core.timekeeper import Timekeeper
+from duewheel.core.topology import Topology
+from duewheel.engine.intake import CommandReader, Misrouted, dead_letter
+from duewheel.engine.partition import Inputs, Partition, Stage
+from duewheel.ports import (
+    Clock,
+    Cluster,
+    Codec,
+    CommitRefused,
+    GroupReader,
+    Offset,
+    PartitionReader,
+    Record,
+    Store,
+    Transaction,
+    TransactionAborted,
+    TransactionalOutput,
+    TransactionUnknown,
+)
+
+log = structlog.get_logger(__name__)
+
+# How long a turn waits for a command when nothing is due. Commands end the wait at once; outcomes, which come through another consumer,
+# do not, so a processor that has seen some lately looks more often.
+_WAIT_BUSY_S: Final = 0.002
+_WAIT_IDLE_S: Final = 0.010
+_BUSY_MS: Final = 1_000
+
+_REPLAY_RECORDS_MAX: Final = 5_000
+_REPLAY_WAIT_S: Final = 0.02
+_COMMITTED_TIMEOUT_S: Final = 3.0
+_MARK_EVERY_MS: Final = 5_000
+_SWEEP_EVERY_MS: Final = 1_000
+_REPORT_EVERY_MS: Final = 10_000
+_UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
+_LEAP_LOG_EVERY_MS: Final = MINUTE_MS
+_QUEUES_MISSING_MAX: Final = 1_000
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One partition's share of a turn: its step, and where its inputs will have been read to."""
+
+    partition: Partition
+    step: Step
+    intake_offset: int
+    outcomes_offset: int
+    forwarded: list[tuple[Record, int]]
+    refused: list[tuple[Record, UndecodableRecord | RejectedJob]]
+
+
+class Processor:
+    """One instance of the timer processor. Drive it with `turn` until it should end, then `close` it.
+
+    Args:
+        topology: names of topics and groups.
+        clock, codec, cluster, intake, outcomes, changelog, output: the world, as in `ports`. `output` commits for `intake`'s group.
+        open_store: opens the local store of a partition.
+        partition_of: the timer partition of a key, given the number of partitions.
+        broker_timeout_ms: how long the cluster may be away before `turn` gives up.
+    """
+
+    def __init__(
+        self,
+        *,
+        topology: Topology,
+        clock: Clock,
+        codec: Codec,
+        cluster: Cluster,
+        intake: GroupReader,
+        outcomes: PartitionReader,
+        changelog: PartitionReader,
+        output: TransactionalOutput,
+        open_store: Callable[[int], Store],
+        partition_of: Callable[[bytes, int], int],
+        broker_timeout_ms: int,
+    ) -> None:
+        self._topology = topology
+        self._clock = clock
+        self._codec = codec
+        self._cluster = cluster
+        self._intake = intake
+        self._outcomes = outcomes
+        self._changelog = changelog
+        self._output = output
+        self._open_store = open_store
+        self._timekeeper = Timekeeper(clock.wall_ms(), clock.steady_ms())
+        self._partitions: dict[int, Partition] = {}
+        self._queues: dict[str, int] = {}
+        self._queues_missing: dict[str, int] = {}
+        count = cluster.partition_count(topology.intake)
+        self._commands = CommandReader(codec, partition_of, count, lambda queue: self._queue_partitions(queue) > 0)
+        self._counts = Counts()
+        self._broker_timeout_ms = broker_timeout_ms
+        self._contact_ms = clock.wall_ms()
+        self._busy_until_ms = self._marked_ms = self._swept_ms = self._reported_ms = self._leap_logged_ms = 0
+
+    def start(self) -> None:
+        """Joins the group."""
+        self._intake.join(self)
+
+    def turn(self) -> bool:
+        """One turn of the loop, bounded in time. True when it moved something.
+
+        Raises:
+            BrokerUnavailable: nobody answered for `broker_timeout_ms`.
+            StoreDamaged: a local store can neither be used nor be made anew.
+        """
+        outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
+        commands = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
+        now_ms = self._now_ms()
+        try:
+            self._restore(now_ms)
+            moved = self._run(outcomes, commands, now_ms)
+            self._keep_house(now_ms)
+        except TransactionAborted as error:
+            log.warning("processor.batch_aborted", error=str(error))
+            self._read_again()
+        except TransactionUnknown as error:
+            log.warning("processor.batch_unknown", error=str(error))
+            self._claim_again(self._partitions.values())
+        except StoreDamaged as error:
+            log.error("processor.store_damaged", error=str(error))
+            self._rebuild_damaged()
+        except (BrokerUnavailable, CommitRefused) as error:
+            log.warning("processor.cluster_unavailable", error=str(error))
+            self._read_again()
+            if now_ms - self._contact_ms > self._broker_timeout_ms:
+                raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
+        else:
+            return moved
+        return False
+
+    @property
+    def stages(self) -> dict[int, Stage]:
+        """The stage of each partition that is owned."""
+        return {number: partition.stage for number, partition in self._partitions.items()}
+
+    def close(self) -> None:
+        """Lets go of everything in good order."""
+        self.revoked(list(self._partitions))
+        self._intake.close()
+        self._outcomes.close()
+        self._changelog.close()
+        self._output.close()
+
+    # --- rebalances, called from within intake.poll: no transaction is open then ---
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        for number in partitions:
+            self._partitions[number] = Partition(number, self._open_store(number), self._codec)
+        log.info("processor.assigned", partitions=sorted(partitions))
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        leaving = [self._partitions[number] for number in partitions if number in self._partitions]
+        claimed = [partition for partition in leaving if partition.stage >= Stage.CATCHING_UP]
+        try:
+            if claimed:
+                self._mark(claimed, self._now_ms())
+                self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, RELEASED) for p in claimed])
+        except (CommitRefused, BrokerUnavailable) as error:
+            log.warning("processor.release_failed", error=str(error))  # the successor will fence us by name
+        self._let_go(leaving)
+        log.info("processor.revoked", partitions=sorted(partitions))
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        self._let_go([self._partitions[number] for number in partitions if number in self._partitions])
+        log.warning("processor.lost", partitions=sorted(partitions))
+
+    def _let_go(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            del self._partitions[partition.number]
+            self._changelog.release(partition.number)
+            self._outcomes.release(partition.number)
+            partition.close()
+
+    # --- one batch ---
+
+    def _run(self, outcomes: Sequence[Record], commands: Sequence[Record], now_ms: int) -> bool:
+        batches: dict[int, _Batch] = {}
+        self._take_outcomes(outcomes, batches, now_ms)
+        self._take_commands(commands, batches, now_ms)
+        self._fire(batches, now_ms)
+        if batches:
+            self._commit(list(batches.values()), now_ms)
+        self._finish_catching_up()
+        return bool(batches)
+
+    def _batch(self, number: int, batches: dict[int, _Batch], now_ms: int) -> _Batch | None:
+        """The batch of a partition that may be worked on; None for one that is not ours, or not yet."""
+        partition = self._partitions.get(number)
+        if partition is None or partition.stage < Stage.CATCHING_UP:
+            return None
+        batch = _Batch(partition, partition.step(now_ms), partition.intake_offset, partition.outcomes_offset, [], [])
+        batches[number] = batch
+        return batch
+
+    def _take_outcomes(self, records: Sequence[Record], batches: dict[int, _Batch], now_ms: int) -> None:
+        if records:
+            self._busy_until_ms = now_ms + _BUSY_MS
+        decode = self._codec.decode_outcome
+        for record in records:
+            number = record.partition()
+            batch = batches.get(number) or self._batch(number, batches, now_ms)
+            offset = record.offset()
+            if batch is None or offset < batch.outcomes_offset:
+                continue
+            batch.outcomes_offset = offset + 1
+            try:
+                batch.step.outcome(decode(record.value()))
+            except UndecodableRecord as error:
+                batch.refused.append((record, error))
+
+    def _take_commands(self, records: Sequence[Record], batches: dict[int, _Batch], now_ms: int) -> None:
+        apply = self._commands.apply
+        for record in records:
+            number = record.partition()
+            batch = batches.get(number) or self._batch(number, batches, now_ms)
+            offset = record.offset()
+            if batch is None or offset < batch.intake_offset:
+                continue
+            batch.intake_offset = offset + 1
+            try:
+                apply(record, batch.step)
+            except Misrouted as misrouted:
+                batch.forwarded.append((record, misrouted.partition))
+            except (UndecodableRecord, RejectedJob) as error:
+                batch.refused.append((record, error))
+
+    def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
+        active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
+        share = max(1, BATCH_TIMERS_MAX // max(1, len(active)))  # a partition with millions due must not starve the others
+        for partition in active:
+            due = partition.due(now_ms, share)
+            batch = batches.get(partition.number)
+            if batch is None and (due or partition.swept):
+                batch = self._batch(partition.number, batches, now_ms)
+            if batch is not None:
+                partition.tidy(batch.step)
+                batch.step.fire(due)
+        for batch in batches.values():
+            if batch.partition.stage < Stage.ACTIVE:
+                batch.step.fire([])
+
+    def _commit(self, batches: Sequence[_Batch], now_ms: int) -> None:
+        changes = [b.partition.changes(b.step, b.intake_offset, b.outcomes_offset) for b in batches]
+        mine = owned_by(self._output.name)
+        with self._output.begin() as transaction:
+            for batch, records in zip(batches, changes, strict=True):
+                self._publish(transaction, batch, records, now_ms)
+            offsets = []
+            for batch in batches:
+                number = batch.partition.number
+                offsets.append(Offset(self._topology.intake, number, batch.intake_offset, mine))
+                offsets.append(Offset(self._topology.outcomes, number, batch.outcomes_offset, mine))
+            transaction.commit({self._topology.processor_group: offsets})
+        for batch in batches:
+            self._counts.add(batch.step.counts)
+            batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
+        for batch, records in zip(batches, changes, strict=True):
+            batch.partition.save(batch.step, records)
+
+    def _publish(self, transaction: Transaction, batch: _Batch, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> None:
+        produce, topology, number = transaction.produce, self._topology, batch.partition.number
+        state = topology.state
+        for key, value in records:
+            produce(state, value, key, number)
+        splice = self._codec.splice_dispatch
+        topics = {d.queue: (topology.dispatch(d.queue), self._queue_partitions(d.queue)) for d in batch.step.dispatches}
+        for queue, token, job_id, generation, slot_ms, attempt, work in batch.step.dispatches:
+            topic, partitions = topics[queue]
+            # Tokens are consecutive, so this deals them out evenly.
+            value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, work)
+            produce(topic, value, job_id.encode(), token % partitions)
+        for record, partition in batch.forwarded:
+            produce(topology.intake, record.value(), record.key(), partition, headers=record.headers())
+        for record, error in batch.refused:
+            letter = self._codec.encode_dead_letter(dead_letter(record, error, now_ms))
+            produce(topology.dead_letter, letter, record.key())
+
+    # --- restore ---
+
+    def _restore(self, now_ms: int) -> None:
+        claiming = [p for p in self._partitions.values() if p.stage == Stage.CLAIMING]
+        replaying = [p for p in self._partitions.values() if p.stage == Stage.REPLAYING]
+        if claiming and self._output.recover():
+            self._claim(claiming, now_ms)
+        if replaying:
+            self._replay(replaying, now_ms)
+
+    def _claim(self, partitions: Sequence[Partition], now_ms: int) -> None:
+        """The order matters: fence, then what is committed, then where the changelog ends."""
+        topology, numbers = self._topology, [p.number for p in partitions]
+        found = self._cluster.owners(topology.processor_group, topology.intake, numbers)
+        owners = {owner_of(position.metadata) for position in found.values()}
+        for name in owners - {None, self._output.name}:
+            assert name is not None
+            log.info("processor.fencing", name=name)
+            self._cluster.fence(name)
+        committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)
+        changelog = self._cluster.watermarks(topology.state, numbers)
+        intake = self._cluster.watermarks(topology.intake, numbers)
+        outcomes = self._cluster.watermarks(topology.outcomes, numbers)
+        mine = owned_by(self._output.name)
+        starts = {n: intake[n][0] if (offset := committed[n].offset) is None else offset for n in numbers}
+        self._intake.commit([Offset(topology.intake, n, starts[n], mine) for n in numbers])
+        for partition in partitions:
+            n = partition.number
+            self._changelog.assign(n, partition.begin_replay(*changelog[n], committed[n].offset, now_ms))
+            partition.begin_inputs(Inputs(starts[n], intake[n][1]), Inputs(outcomes[n][0], outcomes[n][1]))
+            partition.stage = Stage.REPLAYING
+
+    def _replay(self, partitions: Sequence[Partition], now_ms: int) -> None:
+        records: dict[int, list[Record]] = {}
+        for record in self._changelog.poll(_REPLAY_WAIT_S, _REPLAY_RECORDS_MAX):
+            records.setdefault(record.partition(), []).append(record)
+        for partition in partitions:
+            number = partition.number
+            if not partition.replay(records.get(number, []), self._changelog.reached(number), now_ms):
+                continue
+            self._changelog.release(number)
+            partition.end_replay()
+            self._outcomes.assign(number, partition.outcomes_offset)
+            self._intake.read_from(number, partition.intake_offset)
+            partition.stage = Stage.CATCHING_UP
+            log.info("processor.replayed", partition=number, records=partition.replayed)
+
+    def _finish_catching_up(self) -> None:
+        for number, partition in self._partitions.items():
+            if partition.stage == Stage.CATCHING_UP and partition.has_caught_up(
+                self._intake.reached(number), self._outcomes.reached(number)
+            ):
+                partition.stage = Stage.ACTIVE
+                log.info("processor.active", partition=number, token=partition.token)
+
+    # --- starting over ---
+
+    def _read_again(self) -> None:
+        """Puts both inputs back to what is committed, after a transaction that left nothing."""
+        for number, partition in self._partitions.items():
+            if partition.stage >= Stage.CATCHING_UP:
+                self._outcomes.assign(number, partition.outcomes_offset)
+                self._intake.read_from(number, partition.intake_offset)
+
+    def _claim_again(self, partitions: Iterable[Partition]) -> None:
+        """Believes nothing any more; asks the cluster again what is true."""
+        for partition in partitions:
+            self._changelog.release(partition.number)
+            self._outcomes.release(partition.number)
+            self._intake.pause(partition.number)
+            partition.stage = Stage.CLAIMING
+
+    def _rebuild_damaged(self) -> None:
+        damaged = [partition for partition in self._partitions.values() if partition.damaged]
+        for partition in damaged:
+            partition.rebuild()
+        self._claim_again(damaged)
+        self._read_again()
+
+    # --- time and housekeeping ---
+
+    def _now_ms(self) -> int:
+        keeper = self._timekeeper
+        now_ms = keeper.now_ms(self._clock.wall_ms(), self._clock.steady_ms())
+        if keeper.stepped_back_ms:
+            log.warning("clock.stepped_back", by_ms=keeper.stepped_back_ms)
+        if keeper.leap_ms and now_ms - self._leap_logged_ms >= _LEAP_LOG_EVERY_MS:
+            self._leap_logged_ms = now_ms
+            log.error("clock.leapt_ahead", by_ms=keeper.leap_ms)
+        return now_ms
+
+    def _wait_s(self) -> float:
+        """How long this turn may wait for a command."""
+        now_ms = self._now_ms()
+        wait_s = _WAIT_BUSY_S if now_ms < self._busy_until_ms else _WAIT_IDLE_S
+        for partition in self._partitions.values():
+            if partition.stage == Stage.REPLAYING:
+                return 0.0  # reading the changelog waits by itself
+            if partition.stage == Stage.ACTIVE:
+                due_ms = partition.next_due_ms()
+                if due_ms is not None:
+                    wait_s = min(wait_s, max(0, due_ms - now_ms) / 1000)
+        return wait_s
+
+    def _keep_house(self, now_ms: int) -> None:
+        active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
+        for partition in active:
+            partition.extend_horizon(now_ms)
+        if now_ms - self._swept_ms >= _SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            for partition in active:
+                partition.sweep(now_ms)
+        if now_ms - self._marked_ms >= _MARK_EVERY_MS:
+            self._marked_ms = now_ms
+            self._mark(active, now_ms)
+            self._contact_ms = now_ms
+        if now_ms - self._reported_ms >= _REPORT_EVERY_MS:
+            self._reported_ms = now_ms
+            counts, self._counts = self._counts, Counts()
+            if counts != Counts():
+                log.info("processor.report", **dataclasses.asdict(counts))
+
+    def _mark(self, partitions: Sequence[Partition], now_ms: int) -> None:
+        """Lets the stores know how far they have come.
+
+        No transaction of ours is open and nobody else writes these partitions, so all that their ends count is in the stores.
+        """
+        if not partitions:
+            self._cluster.partition_count(self._topology.intake)  # only to see that the cluster is there
+            return
+        ends = self._cluster.watermarks(self._topology.state, [p.number for p in partitions])
+        for partition in partitions:
+            partition.mark(ends[partition.number][1], now_ms)
+
+    def _queue_partitions(self, queue: str) -> int:
+        """How many partitions the queue's dispatch topic has; 0 where there is none."""
+        count = self._queues.get(queue)
+        if count is not None:
+            return count
+        now_ms = self._now_ms()
+        if self._queues_missing.get(queue, 0) > now_ms:
+            return 0
+        try:
+            count = self._queues[queue] = self._cluster.partition_count(self._topology.dispatch(queue))
+        except TopicMissing:
+            if len(self._queues_missing) >= _QUEUES_MISSING_MAX:
+                self._queues_missing.clear()
+            self._queues_missing[queue] = now_ms + _UNKNOWN_QUEUE_MS
+            return 0
+        return count
