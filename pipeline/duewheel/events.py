@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from duewheel.core.step import Counts
+
 
 class Event(NamedTuple):
     """What one event name stands for.
@@ -35,5 +37,33 @@ EVENTS: Final[Mapping[str, Event]] = {
         "A call into the Kafka client overran our own limit; it was left behind and replaced.", ("name", "seconds")
     ),
     # Hashing of keys (adapters/kafka/partitioner.py)
-    "partitioner.pure": Event("Keys are hashed in Python, which is correct and slower: librdkafka's own function cannot be used.", ("error",)),
+    "partitioner.pure": Event(
+        "Keys are hashed in Python, which is correct and slower: librdkafka's own function cannot be used.", ("error",)
+    ),
+    # Following topics without a group (adapters/kafka/follower.py)
+    "follower.assigned": Event("These topics' partitions are followed from now on.", ("topics", "partitions")),
+    "follower.broker_away": Event("No broker answered; it is tried again.", ("bootstrap_servers", "error")),
+    "follower.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "partition", "error")),
+    # Reading partitions (adapters/kafka/readers.py)
+    "reader.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "error")),
+    # The timer processor (engine/processor.py)
+    "processor.started": Event("A timer processor joined its group.", ("bootstrap_servers", "prefix", "state_dir")),
+    "processor.stopped": Event("A timer processor left in good order.", ()),
+    "processor.assigned": Event("These timer partitions are ours now; each is restored before it fires.", ("partitions",)),
+    "processor.revoked": Event("These timer partitions were handed over in good order.", ("partitions",)),
+    "processor.lost": Event("The group gave these timer partitions to others; was this process stalled?", ("partitions",)),
+    "processor.release_failed": Event("The last word on leaving a partition failed; the successor will fence us by name.", ("error",)),
+    "processor.fencing": Event("A predecessor left without releasing its partitions; its open transactions are ended.", ("name",)),
+    "processor.replayed": Event("The local store is level with the changelog.", ("partition", "records")),
+    "processor.active": Event("A timer partition fires from now on.", ("partition", "token")),
+    "processor.batch_aborted": Event("A transaction left nothing; its inputs are read again.", ("error",)),
+    "processor.batch_unknown": Event("Nobody knows whether a transaction was committed; the cluster is asked.", ("error",)),
+    "processor.cluster_unavailable": Event("The cluster did not answer; it is tried again.", ("error",)),
+    "processor.store_damaged": Event("A local store failed; it is made anew from the changelog.", ("error",)),
+    "processor.report": Event("What became of the inputs since the last report.", tuple(Counts.__slots__)),
+    "clock.stepped_back": Event("The wall clock stepped back; jobs fire by the clock as it stands now.", ("by_ms",)),
+    "clock.leapt_ahead": Event(
+        "The wall clock leapt ahead of the steady clock. Nothing is fired by the leap. If the wall clock is right, restart this process.",
+        ("by_ms",),
+    ),
 }

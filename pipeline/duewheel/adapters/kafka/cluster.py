@@ -43,8 +43,9 @@ class KafkaCluster:
         return f"{self._answer(described).topic_id}"
 
     def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        ends = [self._offsets(topic, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]]
-        return {p: (ends[0][p], ends[1][p]) for p in partitions}
+        first = self._offsets(topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        end = self._offsets(topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {p: (first[p], end[p]) for p in partitions}
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p) for p in partitions])

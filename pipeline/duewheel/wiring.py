@@ -1,0 +1,96 @@
+"""Assembles the parts: which adapter stands behind which port. The one module that knows both sides.
+
+Adapters are imported where they are used: a program that only schedules jobs must not load RocksDB.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.client import Client
+from duewheel.core.topology import PREFIX_DEFAULT, Topology
+
+if TYPE_CHECKING:
+    from duewheel.engine.processor import Processor
+
+CLIENT_TIMEOUT_S: Final = 30.0
+
+
+def connect(
+    bootstrap_servers: str,
+    *,
+    prefix: str = PREFIX_DEFAULT,
+    options: Mapping[str, Any] | None = None,
+    timeout_s: float = CLIENT_TIMEOUT_S,
+) -> Client:
+    """A client of one installation of Duewheel. It connects at its first call, and is closed by `close` or at the end of a `with`.
+
+    Args:
+        bootstrap_servers: the Kafka cluster, as host:port, comma separated.
+        prefix: what the names of the installation's topics begin with.
+        options: librdkafka settings, such as {"security.protocol": "SSL"}; they win over Duewheel's own.
+        timeout_s: how long a call may wait for its acknowledgement.
+
+    Raises:
+        BadConfiguration: a setting has a wrong value.
+    """
+    return producing_client(KafkaConfig(bootstrap_servers, options or {}), Topology(prefix), timeout_s)
+
+
+def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float) -> Client:
+    """A client over Kafka, Avro and the machine's clock."""
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.kafka.intake import KafkaIntake
+    from duewheel.adapters.system import SystemClock, new_job_id
+
+    log = KafkaIntake(kafka, topology.intake, timeout_s)
+    return Client(log, SystemClock(), codec.encode_schedule, codec.encode_cancel, new_job_id)
+
+
+def timer_processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float) -> Processor:
+    """A timer processor over Kafka, RocksDB, Avro and the machine's clock.
+
+    Args:
+        kafka: where the cluster is.
+        topology: which installation on it.
+        state_dir: where local stores lie; one process at a time can hold it.
+        broker_timeout_s: how long the cluster may be away before the processor gives up.
+
+    Raises:
+        StateFolderInUse: another process holds the folder.
+        TopicMissing: the installation's topics were not made.
+        BrokerUnavailable: nobody answered.
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.kafka.cluster import KafkaCluster
+    from duewheel.adapters.kafka.partitioner import partition_of
+    from duewheel.adapters.kafka.readers import KafkaGroupReader, KafkaReader
+    from duewheel.adapters.kafka.transactions import KafkaTransactions
+    from duewheel.adapters.rocks.folder import StateFolder
+    from duewheel.adapters.rocks.store import Memory, RocksStore
+    from duewheel.adapters.system import SystemClock
+    from duewheel.engine.processor import Processor
+
+    cluster = KafkaCluster(kafka)
+    changelog = cluster.identity(topology.state)
+    folder = StateFolder(state_dir / topology.prefix)
+    memory = Memory()
+    intake = KafkaGroupReader(kafka, topology.intake, topology.processor_group)
+    name = f"{topology.prefix}.processor.{uuid.uuid4().hex}"
+    return Processor(
+        topology=topology,
+        clock=SystemClock(),
+        codec=codec,
+        cluster=cluster,
+        intake=intake,
+        outcomes=KafkaReader(kafka, topology.outcomes),
+        changelog=KafkaReader(kafka, topology.state),
+        output=KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer}),
+        open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
+        partition_of=partition_of,
+        broker_timeout_ms=round(broker_timeout_s * 1000),
+    )
