@@ -33,15 +33,23 @@ def _prefix(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return value
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*names: str, **settings: Any) -> Decorator:
+    """An option whose environment variable is named after it: --job-id is DUEWHEEL_JOB_ID."""
+    long = next(name for name in names if name.startswith("--"))
+    return click.option(*names, envvar="DUEWHEEL_" + long[2:].replace("-", "_").upper(), show_envvar=True, **settings)
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that name a cluster and an installation on it; the command receives `kafka` and `topology`."""
 
-    @click.option("-b", "--bootstrap-servers", envvar="DUEWHEEL_BOOTSTRAP_SERVERS", default="127.0.0.1:9092", show_default=True,
-                  show_envvar=True, metavar="HOST:PORT,…", help="The Kafka cluster.")  # fmt: skip
+    @option("-b", "--bootstrap-servers", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT,…", help="The Kafka cluster.")
     @click.option("-X", "kafka_options", multiple=True, callback=_options, envvar="DUEWHEEL_KAFKA_OPTIONS", show_envvar=True,
-                  metavar="NAME=VALUE", help="A librdkafka setting for every client, such as security.protocol=SSL. Repeatable.")  # fmt: skip
-    @click.option("--prefix", callback=_prefix, envvar="DUEWHEEL_PREFIX", default=PREFIX_DEFAULT, show_default=True, show_envvar=True,
-                  help="What the names of this installation's topics and groups begin with.")  # fmt: skip
+                  metavar="NAME=VALUE", help="A librdkafka setting for every client, as security.protocol=SSL. Repeatable.")  # fmt: skip
+    @option("--prefix", callback=_prefix, default=PREFIX_DEFAULT, show_default=True,
+            help="What the names of this installation's topics and groups begin with.")  # fmt: skip
     @functools.wraps(command)
     def wrapped(bootstrap_servers: str, kafka_options: dict[str, str], prefix: str, **rest: Any) -> Any:
         return command(kafka=KafkaConfig(bootstrap_servers, kafka_options), topology=Topology(prefix), **rest)

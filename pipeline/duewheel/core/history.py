@@ -1,0 +1,272 @@
+"""What happened to a job, told from the records that it left.
+
+Every step of a job's life leaves a record on some topic. This module says in one entry what a record means, so that `duewheel tail`
+and whoever else tells the story tells the same one:
+
+    intake    schedule            somebody asks for a job                        (the command; nothing is decided yet)
+    state     scheduled           the owner took it, as generation n
+    dispatch  dispatched          attempt 1 went to the workers, 3 ms late, with token 77
+    outcomes  attempt_succeeded   a worker says that attempt 1 is done
+    state     succeeded           the owner accepted it: this is how the run ended
+    state     forgotten           its retention is over
+
+Records of different topics arrive in any order. `Merge` puts them back in order of time while history is being read, holding
+ENTRIES_HELD_MAX at most; what is live is ordered within each batch only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from duewheel.core.errors import Reason
+from duewheel.core.model import Cancel, DeadLetter, Definition, Dispatch, Outcome, Phase, Result, Schedule, State
+
+# While old records are being read, entries wait for the partition that lags most. An entry is about 500 bytes: 50 MB at most.
+ENTRIES_HELD_MAX: Final = 100_000
+
+# Outcomes and states do not repeat the job's task and queue; these many jobs are remembered, at about 300 bytes each.
+JOBS_REMEMBERED_MAX: Final = 50_000
+
+
+class Happening(StrEnum):
+    """What an entry says. The order is that of the topics within one millisecond."""
+
+    SCHEDULE = "schedule"
+    CANCEL = "cancel"
+    ATTEMPT_SUCCEEDED = "attempt_succeeded"
+    ATTEMPT_FAILED = "attempt_failed"
+    ATTEMPT_LOST = "attempt_lost"
+    ATTEMPT_INTERRUPTED = "attempt_interrupted"
+    SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FORGOTTEN = "forgotten"
+    DISPATCHED = "dispatched"
+    DEAD_LETTER = "dead_letter"
+    UNREADABLE = "unreadable"
+
+
+_ORDER: Final = {happening: rank for rank, happening in enumerate(Happening)}
+
+_RESULTS: Final = {
+    Result.SUCCEEDED: Happening.ATTEMPT_SUCCEEDED,
+    Result.FAILED: Happening.ATTEMPT_FAILED,
+    Result.LOST: Happening.ATTEMPT_LOST,
+    Result.INTERRUPTED: Happening.ATTEMPT_INTERRUPTED,
+}
+
+# DISPATCHED is missing on purpose: the dispatch itself says the same and more, in the same transaction.
+_PHASES: Final = {
+    Phase.WAITING: Happening.WAITING,
+    Phase.CANCELLING: Happening.CANCELLING,
+    Phase.CANCELLED: Happening.CANCELLED,
+    Phase.SUCCEEDED: Happening.SUCCEEDED,
+    Phase.FAILED: Happening.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a record lay, and when it was written there."""
+
+    topic: str
+    partition: int
+    offset: int
+    written_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that happened. None where a field says nothing.
+
+    Attributes:
+        at_ms: when it happened, by the clock of whoever did it.
+        event: what happened.
+        job_id: to which job; None where a record had no readable key.
+        due_ms: the scheduled time.
+        late_ms: of a dispatch, how long after its scheduled time it was made.
+        took_ms: of an outcome, how long the handler ran.
+        error: the error's type, or the reason code of a refusal.
+        message: the error's message.
+    """
+
+    source: Source
+    at_ms: int
+    event: Happening
+    job_id: str | None
+    task: str | None = None
+    queue: str | None = None
+    generation: int | None = None
+    attempt: int | None = None
+    token: int | None = None
+    due_ms: int | None = None
+    late_ms: int | None = None
+    took_ms: int | None = None
+    worker: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+
+def schedule_entry(source: Source, schedule: Schedule) -> Entry:
+    return Entry(
+        source=source,
+        at_ms=source.written_ms,
+        event=Happening.SCHEDULE,
+        job_id=schedule["job_id"],
+        task=schedule["work"]["task"],
+        queue=schedule["queue"],
+        due_ms=schedule["due_ms"],
+    )
+
+
+def cancel_entry(source: Source, cancel: Cancel) -> Entry:
+    return Entry(source=source, at_ms=source.written_ms, event=Happening.CANCEL, job_id=cancel["job_id"])
+
+
+def definition_entry(source: Source, definition: Definition) -> Entry:
+    entry = schedule_entry(source, definition["schedule"])
+    return replace(entry, event=Happening.SCHEDULED, generation=definition["generation"])
+
+
+def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
+    """None for a state that another topic's record tells better."""
+    event = _PHASES.get(Phase(state["phase"]))
+    if event is None:
+        return None
+    failure = state["error"]
+    return Entry(
+        source=source,
+        at_ms=state["changed_ms"],
+        event=event,
+        job_id=job_id,
+        generation=state["generation"],
+        attempt=state["attempt"] or None,
+        token=state["token"] or None,
+        due_ms=state["slot_ms"],
+        error=failure["type"] if failure else None,
+        message=failure["message"] if failure else None,
+    )
+
+
+def forgotten_entry(source: Source, job_id: str) -> Entry:
+    return Entry(source=source, at_ms=source.written_ms, event=Happening.FORGOTTEN, job_id=job_id)
+
+
+def dispatch_entry(source: Source, queue: str, dispatch: Dispatch) -> Entry:
+    return Entry(
+        source=source,
+        at_ms=dispatch["dispatched_ms"],
+        event=Happening.DISPATCHED,
+        job_id=dispatch["job_id"],
+        task=dispatch["work"]["task"],
+        queue=queue,
+        generation=dispatch["generation"],
+        attempt=dispatch["attempt"],
+        token=dispatch["token"],
+        due_ms=dispatch["slot_ms"],
+        late_ms=dispatch["dispatched_ms"] - dispatch["slot_ms"],
+    )
+
+
+def outcome_entry(source: Source, outcome: Outcome) -> Entry:
+    failure = outcome["error"]
+    ran = outcome["started_ms"] > 0
+    return Entry(
+        source=source,
+        at_ms=outcome["finished_ms"],
+        event=_RESULTS[Result(outcome["result"])],
+        job_id=outcome["job_id"],
+        attempt=outcome["attempt"],
+        token=outcome["token"],
+        due_ms=outcome["slot_ms"],
+        took_ms=outcome["finished_ms"] - outcome["started_ms"] if ran else None,
+        worker=outcome["worker"],
+        error=failure["type"] if failure else None,
+        message=failure["message"] if failure else None,
+    )
+
+
+def dead_letter_entry(source: Source, job_id: str | None, letter: DeadLetter) -> Entry:
+    return Entry(
+        source=source,
+        at_ms=letter["at_ms"],
+        event=Happening.DEAD_LETTER,
+        job_id=job_id,
+        error=letter["reason"],
+        message=f"{letter['message']} ({letter['topic']} [{letter['partition']}] @{letter['offset']})",
+    )
+
+
+def unreadable_entry(source: Source, job_id: str | None, reason: Reason, message: str) -> Entry:
+    return Entry(source=source, at_ms=source.written_ms, event=Happening.UNREADABLE, job_id=job_id, error=reason, message=message)
+
+
+class Memory:
+    """Remembers task and queue of the jobs seen last, to complete entries whose records do not repeat them."""
+
+    def __init__(self, jobs_max: int = JOBS_REMEMBERED_MAX) -> None:
+        self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._jobs_max = jobs_max
+
+    def complete(self, entry: Entry) -> Entry:
+        if entry.job_id is None:
+            return entry
+        if entry.task is not None and entry.queue is not None:
+            self._jobs[entry.job_id] = (entry.task, entry.queue)
+            self._jobs.move_to_end(entry.job_id)
+            if len(self._jobs) > self._jobs_max:
+                self._jobs.popitem(last=False)
+            return entry
+        known = self._jobs.get(entry.job_id)
+        return entry if known is None else replace(entry, task=known[0], queue=known[1])
+
+
+class Merge:
+    """Puts entries of several partitions in order of time while their past is being read.
+
+    Within a partition time moves on. So whatever was written before the time that the slowest partition has reached may go out:
+
+        partition A has reached 12:05, partition B 12:03   →  everything before 12:03 goes out, in order
+
+    A partition whose past is read no longer counts. O(log n) an entry. Where more than `held_max` entries would wait, the oldest go
+    out early and order is only nearly kept.
+    """
+
+    def __init__(self, partitions: Iterable[Hashable], held_max: int = ENTRIES_HELD_MAX) -> None:
+        self._reached: dict[Hashable, int] = dict.fromkeys(partitions, -1)
+        self._held: list[tuple[int, int, int, Entry]] = []
+        self._added = 0
+        self._held_max = held_max
+
+    @property
+    def past_is_read(self) -> bool:
+        return not self._reached
+
+    def add(self, entry: Entry) -> None:
+        self._added += 1  # equal in time and rank: as they came
+        heapq.heappush(self._held, (entry.source.written_ms, _ORDER[entry.event], self._added, entry))
+
+    def reach(self, partition: Hashable, written_ms: int) -> None:
+        """A record of this time was read from `partition`, whether it became an entry or not."""
+        if partition in self._reached and written_ms > self._reached[partition]:
+            self._reached[partition] = written_ms
+
+    def finish(self, partition: Hashable) -> None:
+        """The past of `partition` is read, or it is followed no longer."""
+        self._reached.pop(partition, None)
+
+    def release(self) -> list[Entry]:
+        """The entries whose turn has come, in order."""
+        safe_ms = min(self._reached.values(), default=None)
+        out = []
+        while self._held and (safe_ms is None or self._held[0][0] < safe_ms or len(self._held) > self._held_max):
+            out.append(heapq.heappop(self._held)[-1])
+        return out
