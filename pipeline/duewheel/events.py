@@ -66,4 +66,8 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The wall clock leapt ahead of the steady clock. Nothing is fired by the leap. If the wall clock is right, restart this process.",
         ("by_ms",),
     ),
+    # Producing (adapters/kafka/intake.py)
+    "intake.waiting": Event(
+        "No broker answers yet; the call goes on trying until its timeout. Is the address right?", ("address", "timeout_s", "error")
+    ),
 }

@@ -17,24 +17,33 @@ same job id again. An error before the hand-over, or a refusal by the broker, me
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable, CallerError, EnvironmentFailure, TopicMissing
 from duewheel.ports import Receipt
 
+log = structlog.get_logger(__name__)
+
 # librdkafka looks for overdue records once a second, and lets a request under way come to its own end. A record that has not been
 # reported on by then never will be.
 REPORT_GRACE_S: Final = 5.0
 
+TIMEOUT_S_MAX: Final = 86_400.0
+
 # No call into C is longer, so that Ctrl-C is noticed.
 SLICE_S: Final = 0.5
+
+# A topic that was made a moment ago is not known to every broker yet.
+PROPAGATION_S: Final = 1.0
 
 # At full speed reports are collected every so many records: a few milliseconds.
 COLLECT_EVERY: Final = 1_000
@@ -61,19 +70,23 @@ class KafkaIntake:
         timeout_s: how long a record may wait for its acknowledgement, and how long a first connection may take.
 
     Raises:
-        BadConfiguration: librdkafka does not accept the settings.
+        BadConfiguration: `timeout_s` is no waiting time, or librdkafka does not accept the settings.
     """
 
     def __init__(self, kafka: KafkaConfig, topic: str, timeout_s: float) -> None:
-        self._settings = kafka.producer(round(timeout_s * 1_000))
+        if not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise BadConfiguration(f"timeout_s={timeout_s:g} is outside 0 to {TIMEOUT_S_MAX:g} seconds; zero would mean for ever")
+        self._settings = kafka.producer(math.ceil(timeout_s * 1_000))
         self._address = kafka.bootstrap_servers
         self._topic = topic
         self._timeout_s = timeout_s
-        self._connecting = threading.Lock()
+        self._connecting = threading.RLock()
         self._turn = threading.Condition()
         self._polled = False  # somebody is inside poll(); guarded by _turn
         self._closed = False
+        self._said = False  # that no broker answers, once
         self._ready = False  # the topic has been seen; guarded by _connecting
+        self._heard: deque[str] = deque(maxlen=1)  # the last complaint of librdkafka's, for our own message
         self._producer = self._make()
 
     def append(self, key: bytes, value: bytes) -> Receipt:
@@ -92,7 +105,7 @@ class KafkaIntake:
         self._wait(producer, lambda: bool(receipts or errors))
         if receipts:
             return receipts[0]
-        raise self._failure(producer, errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
+        raise self._failure(producer, errors[0] if errors else _overdue(), key)
 
     def append_many(
         self,
@@ -108,18 +121,18 @@ class KafkaIntake:
         def settle() -> None:
             nonlocal progress_at
             while tally.failures:
-                tag, error = tally.failures.popleft()
-                failed(tag, self._failure(producer, error))
+                tag, key, error = tally.failures.popleft()
+                failed(tag, self._failure(producer, error, key))
             if (now := time.monotonic()) >= progress_at:
                 progress_at = now + PROGRESS_EVERY_S
                 progressed(tally.acknowledged)
 
         try:
             for tag, key, value in records:
-                self._produce(producer, key, value, functools.partial(tally.report, tag))
+                self._produce(producer, key, value, functools.partial(tally.report, tag, key))
                 tally.sent += 1
                 if tally.sent % COLLECT_EVERY == 0:
-                    self._poll(producer, 0)
+                    self._poll(producer, 0, _never)
                     settle()
                 if tally.failed:
                     break
@@ -128,7 +141,7 @@ class KafkaIntake:
             progress_at = 0.0
             settle()
         if not tally.settled:
-            raise self._failure(producer, KafkaError(KafkaError._MSG_TIMED_OUT))
+            raise self._failure(producer, _overdue())
 
     def close(self) -> None:
         """See `ports.IntakeLog`."""
@@ -136,8 +149,9 @@ class KafkaIntake:
         self._producer.flush(self._timeout_s + REPORT_GRACE_S)
 
     def _make(self) -> Producer:
+        heard = self._heard  # and not self, which would make a circle of references, so that nothing would be closed in time
         try:
-            return Producer(self._settings)
+            return Producer({**self._settings, "error_cb": lambda error: heard.append(error.str())})
         except (KafkaException, TypeError, ValueError) as error:
             reason = error.args[0].str() if isinstance(error, KafkaException) else error
             raise BadConfiguration(f"the Kafka client refuses its settings: {reason}; see the options (-X NAME=VALUE)") from error
@@ -153,19 +167,30 @@ class KafkaIntake:
             return self._producer
 
     def _find_topic(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        start = time.monotonic()
         while True:
-            left_s = deadline - time.monotonic()
+            left_s = start + self._timeout_s - time.monotonic()
             try:
-                found = self._producer.list_topics(self._topic, max(0.01, min(SLICE_S, left_s))).topics[self._topic].error
-                break
-            except KafkaException as error:
-                if left_s <= SLICE_S:
-                    raise BrokerUnavailable(
-                        f"no broker answered at {self._address} within {self._timeout_s:g} s ({error.args[0].str()}); nothing was sent"
-                    ) from error
-        if found is not None:
-            raise self._failure(self._producer, found)
+                error = self._producer.list_topics(self._topic, max(0.01, min(SLICE_S, left_s))).topics[self._topic].error
+            except KafkaException as unanswered:
+                self._producer.poll(0)
+                why = self._heard[0] if self._heard else unanswered.args[0].str()
+                if left_s > SLICE_S:
+                    self._say_waiting(why)
+                    continue
+                raise BrokerUnavailable(
+                    f"no broker answered at {self._address} within {self._timeout_s:g} s ({why}); nothing was sent"
+                ) from unanswered
+            if error is None:
+                return
+            if time.monotonic() - start > PROPAGATION_S:
+                raise self._failure(self._producer, error)
+            time.sleep(0.05)
+
+    def _say_waiting(self, why: str) -> None:
+        if not self._said:
+            log.warning("intake.waiting", address=self._address, timeout_s=self._timeout_s, error=why)
+        self._said = True
 
     def _produce(self, producer: Producer, key: bytes, value: bytes, report: Callable[[KafkaError | None, Message], None]) -> None:
         """Hands a record over, waiting while the buffer is full; it empties itself, as records are sent or run out of time."""
@@ -174,13 +199,19 @@ class KafkaIntake:
                 producer.produce(self._topic, value, key, -1, report)
                 return
             except BufferError:
-                self._poll(producer, SLICE_S)
+                self._poll(producer, SLICE_S, _never)
             except KafkaException as error:
-                raise self._failure(producer, error.args[0]) from error
+                raise self._failure(producer, error.args[0], key) from error
 
-    def _poll(self, producer: Producer, timeout_s: float) -> None:
-        """Runs reports, ours and other threads', or waits until another thread has."""
+    def _poll(self, producer: Producer, timeout_s: float, done: Callable[[], bool]) -> None:
+        """Runs reports, ours and other threads', or waits until another thread has; not at all where `done`.
+
+        `done` is asked under the lock: our report may have run in another thread since the caller looked, and then no poll of ours
+        would ever see it.
+        """
         with self._turn:
+            if done():
+                return
             if self._polled:
                 self._turn.wait(timeout_s)
                 return
@@ -196,30 +227,32 @@ class KafkaIntake:
         """Until `done`, or until no report can come any more."""
         deadline = time.monotonic() + self._timeout_s + REPORT_GRACE_S
         while not done() and time.monotonic() < deadline:
-            self._poll(producer, SLICE_S)
+            self._poll(producer, SLICE_S, done)
             between()
 
-    def _failure(self, producer: Producer, error: KafkaError) -> EnvironmentFailure:
+    def _failure(self, producer: Producer, error: KafkaError, key: bytes | None = None) -> EnvironmentFailure:
         """What to raise for an error; and another producer for the next call, if this one is beyond repair."""
         if error.fatal() or error.code() == KafkaError._FATAL:
             self._replace(producer)
         if error.code() in _MISSING:
             self._ready = False
             return TopicMissing(f"topic {self._topic} does not exist at {self._address}; make it with: duewheel topics apply")
+        what = "a record" if key is None else f"job {key.decode(errors='replace')}"
         if error.code() in _REFUSED:
             return EnvironmentFailure(
-                f"{self._address} refuses records for topic {self._topic}: {error.str()}; nothing was stored. "
+                f"{what} was refused by {self._address} for topic {self._topic} ({error.str()}) and is not stored. "
                 "Are the topic's settings as declared (duewheel topics plan), and may this user write to it?"
             )
         return BrokerUnavailable(
-            f"no acknowledgement from {self._address} within {self._timeout_s:g} s ({error.str()}): whether the record was stored is "
-            "unknown. Scheduling again with the same job_id is safe"
+            f"{what} was not acknowledged by {self._address} within {self._timeout_s:g} s ({error.str()}). "
+            "Whether it is stored is unknown; doing the same again with the same job_id is safe"
         )
 
     def _replace(self, producer: Producer) -> None:
         with self._connecting:
             if self._producer is producer:
-                self._producer = self._make()
+                self._heard: deque[str] = deque(maxlen=1)  # the last complaint of librdkafka's, for our own message
+        self._producer = self._make()
 
 
 class _Tally:
@@ -229,18 +262,26 @@ class _Tally:
         self.sent = 0
         self.acknowledged = 0
         self.failed = 0
-        self.failures: deque[tuple[Any, KafkaError]] = deque()
+        self.failures: deque[tuple[Any, bytes, KafkaError]] = deque()
 
-    def report(self, tag: Any, error: KafkaError | None, _message: Message) -> None:
+    def report(self, tag: Any, key: bytes, error: KafkaError | None, _message: Message) -> None:
         if error is None:
             self.acknowledged += 1
         else:
             self.failed += 1
-            self.failures.append((tag, error))
+            self.failures.append((tag, key, error))
 
     @property
     def settled(self) -> bool:
         return self.acknowledged + self.failed == self.sent
+
+
+def _never() -> bool:
+    return False
+
+
+def _overdue() -> KafkaError:
+    return KafkaError(KafkaError._MSG_TIMED_OUT)
 
 
 def _known(number: int | None) -> int:

@@ -1,0 +1,146 @@
+"""The client: asks Duewheel to run jobs, and to run them no more.
+
+Every call returns when its command is durable, or raises. In between there is nothing: no outbox, no background sending, so that a
+process may die after any call without losing what it was told is scheduled.
+
+    with duewheel.connect("localhost:9092") as client:
+        client.schedule("send_email", {"to": "ada@example.org"}, delay=timedelta(minutes=10), job_id="welcome-ada")
+        client.cancel("welcome-ada")
+
+Where an acknowledgement fails to arrive (`BrokerUnavailable`), nobody can know whether the command was stored. That is why jobs have
+ids: the same call again, with the same `job_id`, schedules the job once.
+
+One call waits one round trip, about 1 ms on one broker. For many jobs there is `schedule_many`, which keeps as many under way as fit in
+a bounded buffer: over 100,000 jobs/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from duewheel.client.bulk import Bulk, JobFailed, Scheduled
+from duewheel.client.commands import Job, cancel_command, schedule_command
+from duewheel.core.model import Cancel, Schedule
+from duewheel.core.topology import QUEUE_DEFAULT
+from duewheel.ports import Clock, IntakeLog, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """A job that is durable.
+
+    Attributes:
+        job_id: as given, or as made.
+        due_ms: when it will be started, in milliseconds since the epoch.
+        partition: of the intake topic.
+        offset: of its command there.
+    """
+
+    job_id: str
+    due_ms: int
+    partition: int
+    offset: int
+
+
+class Client:
+    """Schedules and cancels jobs. Safe to use from several threads. Made by `duewheel.connect`.
+
+    Args:
+        log: where commands go.
+        clock: what "now" is.
+        encode_schedule, encode_cancel: make a command's bytes.
+        new_id: makes a job id, given the time in milliseconds.
+    """
+
+    def __init__(
+        self,
+        log: IntakeLog,
+        clock: Clock,
+        encode_schedule: Callable[[Schedule], bytes],
+        encode_cancel: Callable[[Cancel], bytes],
+        new_id: Callable[[int], str],
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._encode_schedule = encode_schedule
+        self._encode_cancel = encode_cancel
+        self._new_id = new_id
+
+    def schedule(
+        self,
+        task: str,
+        payload: Any = None,
+        *,
+        at: datetime | int | None = None,
+        delay: timedelta | float | None = None,
+        job_id: str | None = None,
+        queue: str = QUEUE_DEFAULT,
+        headers: Mapping[str, str] | None = None,
+        on_conflict: Literal["ignore", "replace"] = "ignore",
+        retention: timedelta | float | None = None,
+    ) -> JobHandle:
+        """Schedules one job, and returns when it is durable. The arguments are those of `Job`.
+
+        Raises:
+            RejectedJob: the job breaks a rule; nothing was sent.
+            BrokerUnavailable: nobody acknowledged it in time. It may be scheduled or not; the same call with the same `job_id` is safe.
+            TopicMissing, EnvironmentFailure: it could not be stored.
+        """
+        job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention)
+        command = schedule_command(job, self._clock.wall_ms(), self._new_id)
+        receipt = self._log.append(command["job_id"].encode(), self._encode_schedule(command))
+        return JobHandle(command["job_id"], command["due_ms"], receipt.partition, receipt.offset)
+
+    def schedule_many(
+        self,
+        jobs: Iterable[Job],
+        *,
+        on_failure: Callable[[JobFailed], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Scheduled:
+        """Schedules many jobs at full speed, and returns when all of them are durable.
+
+        `jobs` is read as it is sent, so it may be endless in memory's eyes: a generator will do.
+
+        Without `on_failure` the first failure ends it. With it, a job that breaks a rule is reported there and the others go on. A
+        broker that does not acknowledge ends it either way: no further job is read, those under way are waited for, and each that
+        failed is reported before the error is raised.
+
+        Args:
+            on_failure: called with each job that was not acknowledged.
+            on_progress: called about ten times a second, and at the end, with how many are durable so far.
+
+        Raises:
+            RejectedJob: a job breaks a rule, and there is no `on_failure`. The message says which, and how many are durable.
+            BrokerUnavailable, TopicMissing, EnvironmentFailure: as for `schedule`; the message says how many are durable.
+        """
+        return Bulk(self._log, self._command, on_failure, on_progress).run(jobs)
+
+    def cancel(self, job_id: str) -> Receipt:
+        """Asks for a job not to be started any more, and returns when the request is durable.
+
+        What was asked for first wins: a job whose time came before this request was read runs all the same. An id that nobody knows
+        is no error.
+
+        Raises: as `schedule`.
+        """
+        command = cancel_command(job_id, self._clock.wall_ms())
+        return self._log.append(job_id.encode(), self._encode_cancel(command))
+
+    def close(self) -> None:
+        """Lets go of the connections, after calls in other threads have ended; bounded by the timeout. Closing twice is fine."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _command(self, job: Job) -> tuple[str, bytes]:
+        command = schedule_command(job, self._clock.wall_ms(), self._new_id)
+        return command["job_id"], self._encode_schedule(command)

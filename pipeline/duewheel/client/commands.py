@@ -1,0 +1,189 @@
+"""From what a producer writes down to the command that goes to the intake topic.
+
+A producer thinks in datetimes, delays and Python values; the topic carries milliseconds and bytes. Everything that can go wrong on the
+way is found here, before anything is sent, and raised as `RejectedJob` with the value and the limit.
+
+Time is converted so that nothing is ever early: fractions of a millisecond are rounded up.
+
+    at=datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)    due_ms = 1893456000001    one microsecond past the second
+    delay=1.1, the clock shows 5_000 ms                due_ms = 6101             5,000 may be 5,000.9; so 5,001 + 1,100
+
+A job costs about 5 µs here, most of it for its id, its payload and the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final, Literal, NamedTuple, NoReturn
+
+from duewheel.core.commands import check_cancel, check_schedule
+from duewheel.core.errors import Reason, RejectedJob
+from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
+from duewheel.core.model import Cancel, OnConflict, Schedule
+from duewheel.core.topology import QUEUE_DEFAULT
+
+JSON: Final = "application/json"
+BYTES: Final = "application/octet-stream"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
+
+
+class Job(NamedTuple):
+    """A job to schedule.
+
+    Attributes:
+        task: name of the handler, as the workers registered it.
+        payload: the handler's argument. `bytes` travel as they are; everything else as JSON.
+        at: when: a datetime with a time zone, or milliseconds since the epoch. A time that has passed means at once, as does neither
+            `at` nor `delay`.
+        delay: how long from now: a timedelta, or seconds.
+        job_id: names the job for ever, and deduplicates: 1 to 255 bytes of UTF-8. One is made where none is given.
+        queue: which workers.
+        headers: strings that travel with the job, for its handler alone.
+        on_conflict: where the id is known already: `ignore` this job, or `replace` that one.
+        retention: how long a finished job stays known, and its id deduplicates: a timedelta, or seconds. A day by default.
+    """
+
+    task: str
+    payload: Any = None
+    at: datetime | int | None = None
+    delay: timedelta | float | None = None
+    job_id: str | None = None
+    queue: str = QUEUE_DEFAULT
+    headers: Mapping[str, str] | None = None
+    on_conflict: Literal["ignore", "replace"] = "ignore"
+    retention: timedelta | float | None = None
+
+
+def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Schedule:
+    """The command that asks for `job`.
+
+    Args:
+        now_ms: the clock, rounded down.
+        new_id: makes an id, given the time.
+
+    Raises:
+        RejectedJob: the job breaks a rule.
+    """
+    content_type, payload = _encode(job.payload)
+    command: Schedule = {
+        "job_id": new_id(now_ms) if job.job_id is None else job.job_id,
+        "due_ms": _due_ms(job.at, job.delay, now_ms),
+        "created_ms": now_ms,
+        "on_conflict": _on_conflict(job.on_conflict),
+        "retention_ms": RETENTION_MS_DEFAULT if job.retention is None else _span_ms(job.retention, "retention", Reason.BAD_RETENTION),
+        "queue": job.queue,
+        "work": {"task": job.task, "content_type": content_type, "payload": payload, "headers": _headers(job.headers)},
+    }
+    check_schedule(command)
+    return command
+
+
+def cancel_command(job_id: str, now_ms: int) -> Cancel:
+    """The command that asks for `job_id` not to be started any more.
+
+    Raises:
+        RejectedJob: no job can have this id.
+    """
+    command: Cancel = {"job_id": job_id, "created_ms": now_ms}
+    check_cancel(command)
+    return command
+
+
+def _due_ms(at: datetime | int | None, delay: timedelta | float | None, now_ms: int) -> int:
+    if delay is not None:
+        if at is not None:
+            raise RejectedJob(Reason.BAD_DUE, f"at={at!r} and delay={delay!r} were both given; a job has one due time, so give one")
+        delay_ms = _span_ms(delay, "delay", Reason.BAD_DUE)
+        # The clock is read in whole milliseconds, so that it may be almost one later than it says.
+        return now_ms + 1 + delay_ms if delay_ms else now_ms
+    if at is None:
+        return now_ms
+    if isinstance(at, datetime):
+        return _instant_ms(at)
+    if isinstance(at, int) and not isinstance(at, bool):
+        return at
+    raise RejectedJob(
+        Reason.BAD_DUE, f"at={at!r} is a {type(at).__name__}; give a datetime with a time zone, or milliseconds since the epoch as an int"
+    )
+
+
+def _instant_ms(at: datetime) -> int:
+    if at.utcoffset() is None:
+        raise RejectedJob(
+            Reason.BAD_DUE,
+            f"at={at.isoformat()} has no time zone, so that it names another instant on every machine; "
+            "add the one that is meant: at.replace(tzinfo=UTC), or ZoneInfo('Europe/Berlin')",
+        )
+    return _ceil_ms(at - _EPOCH)
+
+
+def _ceil_ms(span: timedelta) -> int:
+    return -(-span // _MILLISECOND)
+
+
+def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
+    """A duration in whole milliseconds, rounded up; never negative, never beyond what a due time can be."""
+    if isinstance(span, timedelta):
+        span_ms = _ceil_ms(span)
+    elif isinstance(span, int | float) and not isinstance(span, bool) and math.isfinite(span):
+        # Through the decimal number that was written: in binary 1.1 is a little more than 1.1, and would become 1,101 ms.
+        span_ms = int((Decimal(repr(float(span) if isinstance(span, float) else int(span))) * 1_000).to_integral_value(ROUND_CEILING))
+    else:
+        raise RejectedJob(reason, f"{name}={span!r} is no duration; give a timedelta, or seconds as a finite number")
+    if span_ms < 0:
+        raise RejectedJob(reason, f"{name}={span!r} is negative; the least is 0")
+    if span_ms > DUE_MS_MAX:
+        raise RejectedJob(
+            Reason.DUE_TOO_LATE if reason is Reason.BAD_DUE else reason,
+            f"{name}={span!r} is longer than any job may last ({DUE_MS_MAX // 1_000} s); a number means seconds",
+        )
+    return span_ms
+
+
+def _on_conflict(choice: object) -> str:
+    symbol = _ON_CONFLICT.get(choice) if isinstance(choice, str) else None
+    if symbol is None:
+        raise RejectedJob(Reason.BAD_ON_CONFLICT, f"on_conflict={choice!r} is unknown; it may be 'ignore' or 'replace'")
+    return symbol
+
+
+def _headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise RejectedJob(Reason.BAD_HEADERS, f"headers={headers!r} is a {type(headers).__name__}; give a mapping of strings to strings")
+    return dict(headers)
+
+
+def _refuse(value: object) -> NoReturn:
+    raise TypeError(f"it holds a {type(value).__name__}, {_short(value)}")
+
+
+# Made once: json.dumps would make one for every job. Characters beyond ASCII travel as UTF-8, which is shorter than escapes.
+_to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse).encode
+
+
+def _encode(payload: Any) -> tuple[str, bytes]:
+    """(content type, bytes) of a payload."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return BYTES, bytes(payload)
+    try:
+        return JSON, _to_json(payload).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # ValueError: NaN, circles, lone surrogates
+        raise RejectedJob(
+            Reason.BAD_PAYLOAD,
+            f"the payload ({type(payload).__name__}) cannot be written as JSON: {error}; "
+            "convert it to dicts, lists, strings, finite numbers, booleans and None, or pass bytes",
+        ) from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "…"
