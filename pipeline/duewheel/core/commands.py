@@ -5,8 +5,8 @@ anybody may write to the intake topic. Both call the functions here, which read 
 what a client of this version accepts no processor of this version refuses.
 
 The rules are spelled out in functions named after what they check; each raises `RejectedJob` with the thing, the value, the limit and
-the remedy. In front of them stands one expression that recognizes an ordinary command in half a microsecond, where the rules take four. It may say no
-to a good command, which costs those microseconds; it never says yes to a bad one.
+the remedy. In front of them stands one expression that recognizes an ordinary command in half a microsecond, where the rules take four.
+It may say no to a good command, which costs those microseconds; it never says yes to a bad one.
 """
 
 from __future__ import annotations
