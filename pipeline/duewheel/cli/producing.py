@@ -1,0 +1,231 @@
+"""`duewheel schedule`, `duewheel cancel` and `duewheel encode`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.cli.common import cluster_options
+from duewheel.cli.times import Duration, Instant
+from duewheel.client import Job
+from duewheel.client.commands import cancel_command, schedule_command
+from duewheel.core.topology import QUEUE_DEFAULT, Topology
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _option(*names: str, **settings: Any) -> Decorator:
+    """An option whose environment variable is named after it: --job-id is DUEWHEEL_JOB_ID."""
+    long = next(name for name in names if name.startswith("--"))
+    return click.option(*names, envvar="DUEWHEEL_" + long[2:].replace("-", "_").upper(), show_envvar=True, **settings)
+
+
+def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name or name in headers:
+            raise click.BadParameter(f"{value!r} is not of the form name=value, or its name was given before")
+        headers[name] = text
+    return headers
+
+
+def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a job is made of, apart from its id."""
+    parts: Final[tuple[Decorator, ...]] = (
+        click.argument("task"),
+        click.argument("payload", required=False),
+        _option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+                help="Send this file's bytes as they are; - is standard input."),
+        _option("--at", type=Instant(), help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
+        _option("--delay", type=Duration(), help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
+        _option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers."),
+        _option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
+        _option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
+                help="Where the job id is known already: ignore this job, or replace that one."),
+        _option("--retention", type=Duration(), help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
+    )  # fmt: skip
+    for part in reversed(parts):
+        command = part(command)
+    return command
+
+
+def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    timeout = _option("--timeout", type=Duration(), default="30s", show_default=True, help="How long to wait for an acknowledgement.")
+    as_json = _option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
+    return cluster_options(timeout(as_json(command)))
+
+
+@click.command()
+@_job_options
+@_option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
+@_delivery_options
+def schedule(
+    kafka: KafkaConfig,
+    topology: Topology,
+    timeout: timedelta,
+    as_json: bool,
+    task: str,
+    payload: str | None,
+    payload_file: Path | None,
+    at: datetime | int | None,
+    delay: timedelta | None,
+    job_id: str | None,
+    queue: str,
+    headers: dict[str, str],
+    on_conflict: Literal["ignore", "replace"],
+    retention: timedelta | None,
+) -> None:
+    """Schedules a job, and returns when it is durable.
+
+    TASK is the handler's name. PAYLOAD is its argument, as JSON; - reads it from standard input. Without --at or --delay the job runs
+    at once.
+
+    \b
+    Examples:
+      duewheel schedule send_email '{"to": "ada@example.org"}'
+      duewheel schedule send_email '{"to": "ada@example.org"}' --delay 10m --job-id welcome-ada
+      duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
+      duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
+
+    Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it.
+    """
+    from duewheel.wiring import producing_client
+
+    with producing_client(kafka, topology, timeout.total_seconds()) as client:
+        handle = client.schedule(
+            task,
+            _payload(payload, payload_file),
+            at=at,
+            delay=delay,
+            job_id=job_id,
+            queue=queue,
+            headers=headers,
+            on_conflict=on_conflict,
+            retention=retention,
+        )
+    where = {"partition": handle.partition, "offset": handle.offset}
+    if as_json:
+        click.echo(json.dumps({"job_id": handle.job_id, "due_ms": handle.due_ms, **where}))
+    else:
+        click.echo(f"{handle.job_id} due {_iso(handle.due_ms)} ({topology.intake} partition {handle.partition} offset {handle.offset})")
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID…")
+@_delivery_options
+def cancel(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, job_ids: tuple[str, ...]) -> None:
+    """Asks for jobs not to be started any more, and returns when the requests are durable.
+
+    What was asked for first wins: a job whose time came before the request was read runs all the same. Ids that nobody knows are no
+    error.
+
+    \b
+    Examples:
+      duewheel cancel welcome-ada
+      duewheel cancel invoice-1 invoice-2 invoice-3
+    """
+    from duewheel.wiring import producing_client
+
+    with producing_client(kafka, topology, timeout.total_seconds()) as client:
+        for job_id in job_ids:
+            receipt = client.cancel(job_id)
+            if as_json:
+                click.echo(json.dumps({"job_id": job_id, "partition": receipt.partition, "offset": receipt.offset}))
+            else:
+                click.echo(f"{job_id} cancel requested ({topology.intake} partition {receipt.partition} offset {receipt.offset})")
+
+
+@click.group()
+def encode() -> None:
+    """Writes a command's bytes, so that any Kafka client can publish them.
+
+    A command is one record on the intake topic: its key is the job id in UTF-8, its value these bytes. Any partitioner will do;
+    murmur2 saves a hop.
+
+    \b
+    Example, with kcat:
+      duewheel encode schedule send_email '{"to": "ada@example.org"}' --delay 10m --job-id welcome-ada > command.bin
+      kcat -P -b localhost:9092 -t duewheel.intake -X partitioner=murmur2_random -k welcome-ada command.bin
+    """
+
+
+def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    as_hex = _option("--hex", "as_hex", is_flag=True, help="Write hexadecimal digits and a newline, not bytes.")
+    as_key = _option("--key", "as_key", is_flag=True, help="Write the record's key, not its value.")
+    return as_hex(as_key(command))
+
+
+@encode.command("schedule")
+@_job_options
+@_option("--job-id", required=True, help="Names the job and deduplicates; it is the record's key.")
+@_output_options
+def encode_schedule(
+    as_hex: bool,
+    as_key: bool,
+    payload: str | None,
+    payload_file: Path | None,
+    **job: Any,
+) -> None:
+    """Writes the bytes that schedule a job. Arguments and options are those of `duewheel schedule`.
+
+    \b
+    Examples:
+      duewheel encode schedule send_email '{"to": "ada@example.org"}' --job-id welcome-ada --at 2030-01-31T18:00:00Z > command.bin
+      duewheel encode schedule send_email --job-id welcome-ada --hex
+      duewheel encode schedule send_email --job-id welcome-ada --key
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock, new_job_id
+
+    command = schedule_command(Job(payload=_payload(payload, payload_file), **job), SystemClock().wall_ms(), new_job_id)
+    _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
+
+
+@encode.command("cancel")
+@click.argument("job_id")
+@_output_options
+def encode_cancel(job_id: str, as_hex: bool, as_key: bool) -> None:
+    """Writes the bytes that cancel a job.
+
+    \b
+    Example:
+      duewheel encode cancel welcome-ada > command.bin
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock
+
+    command = cancel_command(job_id, SystemClock().wall_ms())
+    _write(job_id.encode() if as_key else codec.encode_cancel(command), as_hex)
+
+
+def _payload(text: str | None, file: Path | None) -> Any:
+    if file is not None:
+        if text is not None:
+            raise click.UsageError(f"PAYLOAD ({text}) and --payload-file ({file}) were both given; a job has one payload")
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    if text is None:
+        return None
+    source = sys.stdin.read() if text == "-" else text
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise click.BadParameter(f'{source[:100]!r} is not JSON ({error}); a string needs quotes of its own, as in \'"text"\'',
+                                 param_hint="PAYLOAD") from error  # fmt: skip
+
+
+def _write(data: bytes, as_hex: bool) -> None:
+    sys.stdout.buffer.write(data.hex().encode() + b"\n" if as_hex else data)
+    sys.stdout.buffer.flush()
+
+
+def _iso(time_ms: int) -> str:
+    seconds, ms = divmod(time_ms, 1_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
