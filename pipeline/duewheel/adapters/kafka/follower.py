@@ -23,7 +23,7 @@ from duewheel.ports import Record
 
 log = structlog.get_logger(__name__)
 
-_REQUEST_TIMEOUT_S: Final = 5.0
+_REQUEST_S_MAX: Final = 5.0
 _BACKOFF_S: Final = 0.2
 _BACKOFF_MAX_S: Final = 2.0
 _TOPICS_EVERY_S: Final = 3.0  # how soon a topic that was just made is noticed
@@ -53,6 +53,7 @@ class Follower:
         self._kafka = kafka
         self._wanted = wanted
         self._patience_s = patience_s
+        self._request_s = min(patience_s, _REQUEST_S_MAX)
         quiet: dict[str, Any] = {"error_cb": lambda _error: None}  # an absent broker is ours to report, once
         self._admin = AdminClient({**kafka.common(), **quiet})
         self._consumer = Consumer({**kafka.reader(**_QUEUE), **quiet})
@@ -129,13 +130,13 @@ class Follower:
         log.info("follower.assigned", topics=sorted({topic for topic, _ in partitions}), partitions=len(partitions))
 
     def _existing(self) -> set[Partition]:
-        topics = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).topics
+        topics = self._admin.list_topics(timeout=self._request_s).topics
         return {(name, p) for name, topic in topics.items() if self._wanted(name) for p in topic.partitions}
 
     def _offsets(self, partitions: set[Partition], spec: OffsetSpec) -> dict[Partition, int]:
         request = {TopicPartition(topic, p): spec for topic, p in partitions}
-        futures = self._admin.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_REQUEST_TIMEOUT_S)
-        return {(at.topic, at.partition): future.result(_REQUEST_TIMEOUT_S + 1).offset for at, future in futures.items()}
+        futures = self._admin.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._request_s)
+        return {(at.topic, at.partition): future.result(self._request_s + 1).offset for at, future in futures.items()}
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience_s

@@ -1,0 +1,219 @@
+"""`duewheel tail` on a real broker: what is committed is told, in order, from where one asked; nothing else is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from duewheel.adapters.avro import codec
+from duewheel.adapters.history import Historian
+from duewheel.adapters.kafka.follower import Follower
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.cli.main import cli
+from duewheel.core.errors import BrokerUnavailable, TopicMissing
+from duewheel.core.model import Definition, Dispatch, Failure, Outcome, Phase, Schedule, State, Work
+from duewheel.core.topology import Topology
+
+DEADLINE_S = 20.0
+T0_MS = 1_772_366_400_000
+
+Written = tuple[str, bytes | None, bytes | None, int]  # topic, key, value, timestamp
+
+
+def _create(kafka: KafkaConfig, *topics: str) -> None:
+    admin = AdminClient(kafka.common())  # kept until it has answered
+    for future in admin.create_topics([NewTopic(topic, 2, 1) for topic in topics]).values():
+        future.result(10)
+
+
+@pytest.fixture
+def topology(broker: KafkaConfig) -> Topology:
+    topology = Topology(f"tail-{uuid.uuid4().hex[:12]}")
+    _create(broker, topology.intake, topology.state, topology.outcomes, topology.dead_letter, topology.dispatch("mail"))
+    return topology
+
+
+def _produce(kafka: KafkaConfig, records: Sequence[Written]) -> None:
+    producer = Producer(kafka.common())
+    for topic, key, value, timestamp in records:
+        producer.produce(topic, value=value, key=key, timestamp=timestamp)
+    assert producer.flush(10) == 0
+
+
+def _schedule(job_id: str) -> Schedule:
+    work = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={})
+    return Schedule(job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="mail", work=work)
+
+
+def _command(topology: Topology, job_id: str, at_ms: int = T0_MS) -> Written:
+    return topology.intake, job_id.encode(), codec.encode_schedule(_schedule(job_id)), at_ms
+
+
+def _life(topology: Topology, job_id: str) -> list[Written]:
+    """All that a job leaves behind which runs, fails and is forgotten, a millisecond apart."""
+    key = job_id.encode()
+    failure = Failure(type="ValueError", message="no such address", traceback="…")
+    work = _schedule(job_id)["work"]
+    dispatch = Dispatch(
+        token=7, job_id=job_id, generation=1, slot_ms=T0_MS, attempt=1, timer_partition=0, dispatched_ms=T0_MS + 2, work=work
+    )  # fmt: skip
+    outcome = Outcome(
+        token=7, job_id=job_id, slot_ms=T0_MS, attempt=1, result="FAILED", started_ms=T0_MS + 2, finished_ms=T0_MS + 3,
+        worker="w1", error=failure,
+    )  # fmt: skip
+
+    def state(phase: Phase, error: Failure | None) -> bytes:
+        return codec.encode_state(
+            State(generation=1, phase=phase, attempt=1, crashes=0, token=7, slot_ms=T0_MS, changed_ms=T0_MS + 4, error=error)
+        )
+
+    return [
+        (topology.intake, key, codec.encode_schedule(_schedule(job_id)), T0_MS),
+        (topology.state, b"d" + key, codec.encode_definition(Definition(generation=1, schedule=_schedule(job_id))), T0_MS + 1),
+        (topology.state, b"s" + key, state(Phase.DISPATCHED, None), T0_MS + 2),
+        (topology.dispatch("mail"), key, codec.encode_dispatch(dispatch), T0_MS + 2),
+        (topology.outcomes, key, codec.encode_outcome(outcome), T0_MS + 3),
+        (topology.state, b"s" + key, state(Phase.FAILED, failure), T0_MS + 4),
+        (topology.state, b"s" + key, None, T0_MS + 5),
+        (topology.state, b"d" + key, None, T0_MS + 5),
+    ]
+
+
+def _tail(kafka: KafkaConfig, topology: Topology, *arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["tail", "-b", kafka.bootstrap_servers, "--prefix", topology.prefix, *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def _told(kafka: KafkaConfig, topology: Topology, *arguments: str) -> list[dict[str, Any]]:
+    result = _tail(kafka, topology, "--json", "--until-idle", "500ms", *arguments)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_life_of_a_job_is_told_in_order(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, _life(topology, "welcome-42"))
+    told = _told(broker, topology, "--from-beginning")
+    assert [entry["event"] for entry in told] == ["schedule", "scheduled", "dispatched", "attempt_failed", "failed", "forgotten"]
+    assert {entry["job_id"] for entry in told} == {"welcome-42"}
+    assert {(entry["task"], entry["queue"]) for entry in told} == {("mail.send", "mail")}
+    assert told[2]["late_ms"] == 2
+    assert (told[4]["error"], told[4]["message"]) == ("ValueError", "no such address")
+
+
+def test_the_lines_for_people_say_the_same(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, _life(topology, "welcome-42"))
+    lines = _tail(broker, topology, "--from-beginning", "--max-events", "6").stdout.splitlines()
+    assert lines[2] == "12:00:00.002  dispatched           welcome-42  mail.send @mail  attempt 1  token 7  +2 ms"
+    assert "ValueError: no such address" in lines[4]
+
+
+def test_what_was_aborted_is_not_told(broker: KafkaConfig, topology: Topology) -> None:
+    producer = Producer(broker.transactional(f"{topology.prefix}-test"))
+    producer.init_transactions(10)
+    for job_id, commit in (("kept", True), ("dropped", False)):
+        producer.begin_transaction()
+        topic, key, value, _ = _command(topology, job_id)
+        producer.produce(topic, value=value, key=key)
+        producer.flush(10)
+        if commit:
+            producer.commit_transaction(10)
+        else:
+            producer.abort_transaction(10)
+    assert [entry["job_id"] for entry in _told(broker, topology, "--from-beginning")] == ["kept"]
+
+
+def test_a_record_that_cannot_be_read_is_told_and_hides_nothing(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, [(topology.intake, None, b"\xc3\x01" + 20 * b"?", T0_MS), _command(topology, "after", T0_MS + 1)])
+    told = _told(broker, topology, "--from-beginning")
+    assert [(entry["event"], entry["job_id"]) for entry in told] == [("unreadable", None), ("schedule", "after")]
+    assert told[0]["error"] == "unknown_schema"
+
+
+def test_filters_choose(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, [*_life(topology, "a"), *_life(topology, "b")])
+    only_a = _told(broker, topology, "--from-beginning", "--job", "a")
+    assert {entry["job_id"] for entry in only_a} == {"a"}
+    assert len(only_a) == 6
+    assert [e["event"] for e in _told(broker, topology, "--from-beginning", "--event", "dispatched")] == ["dispatched", "dispatched"]
+    assert len(_told(broker, topology, "--from-beginning", "--queue", "mail")) == 12
+    assert _told(broker, topology, "--from-beginning", "--queue", "other") == []
+    assert len(_told(broker, topology, "--from-beginning", "--max-events", "5")) == 5
+
+
+def test_since_begins_in_the_past(broker: KafkaConfig, topology: Topology) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    _produce(broker, [_command(topology, "old", now_ms - 3_600_000)])
+    _produce(broker, [_command(topology, "recent", now_ms - 60_000)])
+    assert [entry["job_id"] for entry in _told(broker, topology, "--since", "10m")] == ["recent"]
+
+
+def _next(follower: Follower, historian: Historian) -> tuple[str, str | None]:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for record in follower.poll(0.1, 1):
+            entry = historian.entry(record)
+            assert entry is not None
+            return entry.event, entry.job_id
+    raise AssertionError("nothing came")
+
+
+def test_by_default_it_begins_now_and_notices_topics_made_later(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, [_command(topology, "before")])
+    historian = Historian(topology)
+    follower = Follower(broker, historian.reads, None, DEADLINE_S)
+    try:
+        assert set(follower.ended()) == follower.partitions
+        _produce(broker, [_command(topology, "after")])
+        assert _next(follower, historian) == ("schedule", "after")
+        later = topology.dispatch("later")
+        _create(broker, later)
+        dispatch = next(value for topic, _, value, _ in _life(topology, "new") if topic == topology.dispatch("mail"))
+        _produce(broker, [(later, b"new", dispatch, T0_MS)])
+        assert _next(follower, historian) == ("dispatched", "new")
+    finally:
+        follower.close()
+
+
+def test_ctrl_c_is_a_good_end(broker: KafkaConfig, topology: Topology) -> None:
+    command = [sys.executable, "-m", "duewheel.cli.main", "tail", "-b", broker.bootstrap_servers, "--prefix", topology.prefix, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert "follower.assigned" in process.stderr.readline()
+            _produce(broker, [_command(topology, "a")])
+            assert json.loads(process.stdout.readline())["job_id"] == "a"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_an_installation_without_topics_is_said_to_have_none(broker: KafkaConfig) -> None:
+    with pytest.raises(TopicMissing, match="duewheel topics apply"):
+        _tail(broker, Topology(f"none-{uuid.uuid4().hex[:12]}"))
+
+
+def test_a_broker_that_is_away_is_named_after_the_time_that_was_given() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=address):
+            _tail(KafkaConfig(address), Topology(), "--timeout", "1s")
+        assert time.monotonic() - began < 10
