@@ -36,6 +36,7 @@ class Reason(StrEnum):
     KEY_MISMATCH = "key_mismatch"
     BAD_JOB_ID = "bad_job_id"
     BAD_QUEUE = "bad_queue"
+    UNKNOWN_QUEUE = "unknown_queue"
     BAD_TASK = "bad_task"
     BAD_HEADERS = "bad_headers"
     BAD_CONTENT_TYPE = "bad_content_type"
@@ -44,6 +45,10 @@ class Reason(StrEnum):
     DUE_TOO_LATE = "due_too_late"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNEXPECTED_RECORD = "unexpected_record"
+    # What the caller gave cannot become a command; only clients meet these.
+    BAD_DUE = "bad_due"
+    BAD_PAYLOAD = "bad_payload"
+    BAD_ON_CONFLICT = "bad_on_conflict"
 
 
 class DuewheelError(Exception):
