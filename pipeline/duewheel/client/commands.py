@@ -14,7 +14,6 @@ A job costs about 5 µs here, most of it for its id, its payload and the rules.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
@@ -31,6 +30,7 @@ BYTES: Final = "application/octet-stream"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
 _ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
 
 
@@ -125,26 +125,28 @@ def _instant_ms(at: datetime) -> int:
 
 
 def _ceil_ms(span: timedelta) -> int:
-    return -(-span // _MILLISECOND)
+    whole, rest = divmod(span, _MILLISECOND)
+    return whole + 1 if rest else whole
 
 
 def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
     """A duration in whole milliseconds, rounded up; never negative, never beyond what a due time can be."""
     if isinstance(span, timedelta):
-        span_ms = _ceil_ms(span)
-    elif isinstance(span, int | float) and not isinstance(span, bool) and math.isfinite(span):
-        # Through the decimal number that was written: in binary 1.1 is a little more than 1.1, and would become 1,101 ms.
-        span_ms = int((Decimal(repr(float(span) if isinstance(span, float) else int(span))) * 1_000).to_integral_value(ROUND_CEILING))
+        seconds = span.total_seconds()
+    elif isinstance(span, int | float) and not isinstance(span, bool) and span == span:  # NaN differs from itself
+        seconds = span
     else:
-        raise RejectedJob(reason, f"{name}={span!r} is no duration; give a timedelta, or seconds as a finite number")
-    if span_ms < 0:
+        raise RejectedJob(reason, f"{name}={span!r} is no duration; give a timedelta, or seconds as a number")
+    if seconds < 0:
         raise RejectedJob(reason, f"{name}={span!r} is negative; the least is 0")
-    if span_ms > DUE_MS_MAX:
-        raise RejectedJob(
-            Reason.DUE_TOO_LATE if reason is Reason.BAD_DUE else reason,
-            f"{name}={span!r} is longer than any job may last ({DUE_MS_MAX // 1_000} s); a number means seconds",
-        )
-    return span_ms
+    if seconds > _SPAN_S_MAX:
+        reason = Reason.DUE_TOO_LATE if reason is Reason.BAD_DUE else reason
+        raise RejectedJob(reason, f"{name}={span!r} is longer than {_SPAN_S_MAX} s, which is beyond all due times; a number means seconds")
+    if isinstance(span, timedelta):
+        return _ceil_ms(span)
+    # Through the decimal number that was written: in binary 1.1 is a little more than 1.1, and would become 1,101 ms.
+    written = Decimal(float.__repr__(span)) if isinstance(span, float) else Decimal(span)
+    return int((written * 1_000).to_integral_value(ROUND_CEILING))
 
 
 def _on_conflict(choice: object) -> str:
