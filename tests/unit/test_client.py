@@ -135,7 +135,7 @@ def test_with_on_failure_the_others_go_on(client: Client, log: Log) -> None:
     failures: list[JobFailed] = []
     jobs = [Job("a"), Job(""), Job("c"), Job("d", at=5)]
     assert client.schedule_many(jobs, on_failure=failures.append) == Scheduled(2, 2)
-    assert [(failure.index, failure.job) for failure in failures] == [(1, jobs[1]), (3, jobs[3])]
+    assert [(failure.position, failure.job) for failure in failures] == [(1, jobs[1]), (3, jobs[3])]
     assert [error.reason for error in (failure.error for failure in failures) if isinstance(error, RejectedJob)] == [
         Reason.BAD_TASK,
         Reason.DUE_TOO_EARLY,
@@ -157,7 +157,7 @@ def test_a_broker_that_is_away_ends_it_and_names_what_is_unknown(client: Client,
         client.schedule_many(jobs(), on_failure=failures.append)
     assert taken == [0, 1, 2]
     [failure] = failures
-    assert (failure.index, failure.job.job_id) == (2, f"made-{NOW_MS}")  # with its id, so that the same job can be sent again
+    assert (failure.position, failure.job.job_id) == (2, f"made-{NOW_MS}")  # with its id, so that the same job can be sent again
 
 
 def test_a_missing_topic_keeps_its_type(client: Client, log: Log) -> None:

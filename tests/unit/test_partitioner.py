@@ -48,7 +48,7 @@ def test_a_function_that_hashes_otherwise_is_not_trusted(monkeypatch: pytest.Mon
     class Other:
         rd_kafka_msg_partitioner_murmur2 = library.rd_kafka_msg_partitioner_consistent  # CRC32
 
-    monkeypatch.setattr(partitioner.ctypes, "PyDLL", lambda path: Other)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda path: Other)
     with capture_logs() as lines:
         assert partitioner.choose("other")(b"job-7", 16) == topology.partition_of(b"job-7", 16)
     assert "puts key" in lines[0]["error"]

@@ -13,7 +13,7 @@ import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import cluster_options
-from duewheel.cli.times import Duration, Instant
+from duewheel.cli.times import duration, instant
 from duewheel.client import Job
 from duewheel.client.commands import cancel_command, schedule_command
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
@@ -44,13 +44,13 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("payload", required=False),
         _option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
                 help="Send this file's bytes as they are; - is standard input."),
-        _option("--at", type=Instant(), help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
-        _option("--delay", type=Duration(), help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
+        _option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
+        _option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
         _option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers."),
         _option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
         _option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
                 help="Where the job id is known already: ignore this job, or replace that one."),
-        _option("--retention", type=Duration(), help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
+        _option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
     )  # fmt: skip
     for part in reversed(parts):
         command = part(command)
@@ -58,7 +58,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    timeout = _option("--timeout", type=Duration(), default="30s", show_default=True, help="How long to wait for an acknowledgement.")
+    timeout = _option("--timeout", type=duration, default="30s", show_default=True, help="How long to wait for an acknowledgement.")
     as_json = _option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
     return cluster_options(timeout(as_json(command)))
 

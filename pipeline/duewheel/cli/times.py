@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -18,40 +18,28 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _FRACTION: Final = re.compile(r"([.,]\d{6})(\d+)")
 
 
-class Duration(click.ParamType):
-    """`10s`, `5m`, `1h30m`, `250ms`, `1.5d` → timedelta, rounded up to microseconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        parts = _PART.findall(value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            self.fail(f"{value!r} is no duration; write a number and a unit (ms, s, m, h, d), as in 10s, 5m or 1h30m", param, ctx)
-        microseconds = sum((Decimal(number) * _UNITS_US[unit] for number, unit in parts), Decimal(0))
-        try:
-            return timedelta(microseconds=int(microseconds.to_integral_value(ROUND_CEILING)))
-        except OverflowError:
-            self.fail(f"{value!r} is longer than {timedelta.max.days} days", param, ctx)
+def duration(text: str) -> timedelta:
+    """`10s`, `5m`, `1h30m`, `250ms`, `1.5d`; rounded up to microseconds."""
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise click.BadParameter(f"{text!r} is no duration; write a number and a unit (ms, s, m, h, d), as in 10s, 5m or 1h30m")
+    microseconds = sum((Decimal(number) * _UNITS_US[unit] for number, unit in parts), Decimal(0))
+    try:
+        return timedelta(microseconds=int(microseconds.to_integral_value(ROUND_CEILING)))
+    except OverflowError:
+        raise click.BadParameter(f"{text!r} is longer than {timedelta.max.days} days") from None
 
 
-class Instant(click.ParamType):
-    """ISO 8601 with a time zone → datetime; digits alone are milliseconds since the epoch → int."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime | int:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        if re.fullmatch(r"-?\d{9,20}", value):  # eight digits are a date in ISO 8601
-            return int(value)
-        try:
-            instant = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time; write it as 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00", param, ctx)
-        if instant.utcoffset() is None:
-            self.fail(f"{value!r} has no time zone; end it with Z for UTC, or with an offset such as +01:00", param, ctx)
-        # fromisoformat drops what lies beyond microseconds.
-        dropped = _FRACTION.search(value)
-        return instant + timedelta(microseconds=1) if dropped and dropped[2].strip("0") else instant
+def instant(text: str) -> datetime | int:
+    """ISO 8601 with a time zone as a datetime; digits alone are milliseconds since the epoch."""
+    if re.fullmatch(r"-?\d{9,20}", text):  # eight digits are a date in ISO 8601
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no time; write it as 2030-01-31T18:00:00Z or 2030-01-31T19:00:00+01:00") from None
+    if time.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} has no time zone; end it with Z for UTC, or with an offset such as +01:00")
+    # fromisoformat drops what lies beyond microseconds.
+    dropped = _FRACTION.search(text)
+    return time + timedelta(microseconds=1) if dropped and dropped[2].strip("0") else time

@@ -23,12 +23,12 @@ class JobFailed(NamedTuple):
     """A job of `schedule_many` that was not acknowledged.
 
     Attributes:
-        index: its place among the jobs given, from 0.
+        position: its place among the jobs given, from 0.
         job: as given; where the outcome is unknown, with the id that was made for it, so that scheduling it again is safe.
         error: RejectedJob: it was not sent. BrokerUnavailable: the outcome is unknown. Others: it is not stored.
     """
 
-    index: int
+    position: int
     job: Job
     error: DuewheelError
 
@@ -74,24 +74,24 @@ class Bulk:
 
     def _records(self, jobs: Iterable[Job]) -> Iterator[tuple[tuple[int, Job, str], bytes, bytes]]:
         record = self._record
-        for index, job in enumerate(jobs):
+        for position, job in enumerate(jobs):
             try:
                 job_id, value = record(job)
             except RejectedJob as error:
-                named = RejectedJob(error.reason, f"job number {index} was rejected: {error}")
+                named = RejectedJob(error.reason, f"job number {position} was rejected: {error}")
                 if self._on_failure is None:
                     raise named from error
                 self._rejected += 1
-                self._on_failure(JobFailed(index, job, named))
+                self._on_failure(JobFailed(position, job, named))
                 continue
-            yield (index, job, job_id), job_id.encode(), value
+            yield (position, job, job_id), job_id.encode(), value
 
     def _failed(self, tag: tuple[int, Job, str], error: EnvironmentFailure) -> None:
-        index, job, job_id = tag
+        position, job, job_id = tag
         self._unacknowledged += 1
         self._cause = self._cause or error
         if self._on_failure is not None:
-            self._on_failure(JobFailed(index, job._replace(job_id=job_id), error))
+            self._on_failure(JobFailed(position, job._replace(job_id=job_id), error))
 
     def _progressed(self, acknowledged: int) -> None:
         self._acknowledged = acknowledged

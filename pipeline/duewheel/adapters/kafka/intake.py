@@ -251,8 +251,7 @@ class KafkaIntake:
     def _replace(self, producer: Producer) -> None:
         with self._connecting:
             if self._producer is producer:
-                self._heard: deque[str] = deque(maxlen=1)  # the last complaint of librdkafka's, for our own message
-        self._producer = self._make()
+                self._producer = self._make()
 
 
 class _Tally:

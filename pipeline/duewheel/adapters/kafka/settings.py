@@ -107,8 +107,9 @@ class KafkaConfig:
             "queue.buffering.max.kbytes": PRODUCER_KIBIBYTES_MAX,
             # A missing topic is an error, also on clusters that would make one with their own idea of its settings.
             "allow.auto.create.topics": False,
+            **self.common(),
             # A broker that is away would write twenty lines a second into the caller's terminal; the client hears of it through error_cb.
-            **{**self.common(), "log_level": self.options.get("log_level", 0)},
+            "log_level": self.options.get("log_level", 0),
         }
 
     def transactional(self, transactional_id: str) -> dict[str, Any]:
