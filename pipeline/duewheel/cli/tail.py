@@ -16,7 +16,7 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import SystemClock
 from duewheel.cli.common import cluster_options, option
 from duewheel.cli.history_lines import json_line, text_line
-from duewheel.cli.times import Duration
+from duewheel.cli.times import duration
 from duewheel.core.history import Entry, Happening, Memory, Merge
 from duewheel.core.topology import Topology
 
@@ -32,11 +32,18 @@ _BATCH_RECORDS_MAX: Final = 1_000
 @option("--event", "events", multiple=True, type=click.Choice([happening.value for happening in Happening]), metavar="EVENT",
         help=f"Only this event: {', '.join(Happening)}. Repeatable.")  # fmt: skip
 @option("--from-beginning", is_flag=True, help="Begin with all that the topics still hold, in order of time.")
-@option("--since", type=Duration(), help="Begin with what happened in the last 30s, 10m, 2h, 1d.")
+@option("--since", type=duration, metavar="DURATION", help="Begin with what happened in the last 30s, 10m, 2h, 1d.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object a line, always with the same keys.")
 @option("--max-events", type=click.IntRange(min=1), metavar="COUNT", help="End after so many events.")
-@option("--until-idle", type=Duration(), help="End when for so long nothing happened that would be shown.")
-@option("--timeout", type=Duration(), default="30s", show_default=True, help="How long the cluster may be away before this gives up.")
+@option("--until-idle", type=duration, metavar="DURATION", help="End when for so long nothing happened that would be shown.")
+@option(
+    "--timeout",
+    type=duration,
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="How long the cluster may be away before this gives up.",
+)
 def tail(
     kafka: KafkaConfig,
     topology: Topology,
