@@ -7,14 +7,16 @@ tests want: topics of their own on it, under a prefix that nobody else uses. `cl
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:  # a unit test need not wait for the Kafka client to load
     from duewheel.adapters.kafka.settings import KafkaConfig
+    from duewheel.core.topology import Topology
     from duewheel.devbroker import DevCluster
 
 FOLDER = Path(__file__).parent.parent / ".duewheel"
@@ -42,3 +44,27 @@ def cluster3() -> Iterator[DevCluster]:
 
     with DevCluster(FOLDER, brokers=3) as cluster:
         yield cluster
+
+
+class Installation(NamedTuple):
+    """An installation of Duewheel of one's own: 4 timer partitions, queue "default" with 4."""
+
+    kafka: KafkaConfig
+    topology: Topology
+
+
+@pytest.fixture
+def installation(broker: KafkaConfig) -> Iterator[Installation]:
+    """Topics under a prefix that nobody else uses, on the shared broker; removed afterwards."""
+    from confluent_kafka.admin import AdminClient
+
+    from duewheel.adapters.kafka.topics import ensure
+    from duewheel.core.topology import Topology
+
+    topology = Topology(f"t{uuid.uuid4().hex[:12]}")
+    ensure(broker, topology, {"default": 4}, partitions=4)
+    yield Installation(broker, topology)
+    admin = AdminClient(broker.common())
+    own = [name for name in admin.list_topics(timeout=10).topics if name.startswith(f"{topology.prefix}.")]
+    for removed in admin.delete_topics(own, operation_timeout=0, request_timeout=10).values():
+        removed.result(15)
