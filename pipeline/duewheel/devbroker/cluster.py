@@ -22,45 +22,39 @@ instead, and stays.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import random
-import shutil
 import socket
 import string
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from duewheel import resources
-from duewheel.core.errors import BadConfiguration, EnvironmentFailure, StateFolderInUse
-from duewheel.devbroker import guard, jars
+from duewheel.core.errors import BadConfiguration, EnvironmentFailure
+from duewheel.devbroker import jars
 from duewheel.devbroker.java import Distribution
+from duewheel.devbroker.runfolder import RunFolder
+from duewheel.devbroker.supervised import LOG_LINES_SHOWN, STOP_TIMEOUT_S, Supervised, indented, tail
 
 HOST: Final = "127.0.0.1"
 BROKERS_ALLOWED: Final = (1, 3)
 
 # A node is up in 2 to 4 s alone, and in 10 where three start at once on two busy cores.
 READY_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 10.0
 FORMAT_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _PORT_MIN: Final = 10_000
 
 # Another process may take a port between our look and the broker's bind.
 START_TRIES_MAX: Final = 3
-LOG_LINES_SHOWN: Final = 25
-LOG_BYTES_READ: Final = 65_536
 
 # What a log says → what to do about it.
 _REMEDIES: Final = {
@@ -73,7 +67,7 @@ _REMEDIES: Final = {
 }
 
 
-class Broker:
+class Broker(Supervised):
     """One node: a process that can be started, stopped, killed, paused and resumed. Made by `DevCluster`.
 
     Attributes:
@@ -84,34 +78,13 @@ class Broker:
     """
 
     def __init__(self, node_id: int, port: int, folder: Path, command: Sequence[str], lock: int) -> None:
+        super().__init__(command, folder / "broker.log", lock)
         self.node_id = node_id
         self.port = port
-        self.log = folder / "broker.log"
-        self.pid: int | None = None
-        self._command = command
-        self._lock = lock
-        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
-
-    @property
-    def running(self) -> bool:
-        return self._guard is not None and self._guard.poll() is None
-
-    def start(self) -> None:
-        """Starts the process and returns at once; `await_ready` waits. Nothing happens where it runs already."""
-        if self.running:
-            return
-        self._forget()
-        arguments = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(self.log), *self._command]
-        with self.log.open("ab") as log:
-            self._guard = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, pass_fds=(self._lock,)
-            )
-        assert self._guard.stdout is not None
-        self.pid = int(self._guard.stdout.readline() or 0) or None
 
     def await_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until a metadata request through this node names this node.
@@ -132,66 +105,6 @@ class Broker:
                 if self.node_id in admin.list_topics(timeout=1.0).brokers:
                     return
             time.sleep(_POLL_S)
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the last process ended (128 + n: by signal n); None while it runs, and before the first start."""
-        return None if self._guard is None else self._guard.poll()
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self._send(b"K")
-        self._await_exit(STOP_TIMEOUT_S)
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, a clean shutdown with leaders moved away; SIGKILL where it takes longer than `timeout_s`."""
-        self.request_stop()
-        try:
-            self._await_exit(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def request_stop(self) -> None:
-        """Sends SIGTERM and does not wait, so that several can stop together."""
-        self._send(b"CT")
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers, as in a long garbage collection or on a frozen machine."""
-        self._send(b"P")
-
-    def resume(self) -> None:
-        """SIGCONT, after `pause`."""
-        self._send(b"C")
-
-    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
-        """The last lines of its log."""
-        return _tail(self.log, lines)
-
-    def close(self) -> None:
-        """Kills it if it runs, and lets go of the process."""
-        if self.running:
-            self.kill()
-        self._forget()
-
-    def _send(self, commands: bytes) -> None:
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended already
-                self._guard.stdin.write(commands)
-                self._guard.stdin.flush()
-
-    def _await_exit(self, timeout_s: float) -> None:
-        if self._guard is not None:
-            self._guard.wait(timeout_s)
-            self.pid = None
-
-    def _forget(self) -> None:
-        if self._guard is not None:
-            for pipe in (self._guard.stdin, self._guard.stdout):
-                assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-            self._guard.wait(STOP_TIMEOUT_S)
-        self.pid = None
 
     def _failure(self, what: str) -> EnvironmentFailure:
         return _failure(f"node {self.node_id} of the development broker {what}", self.log, self.log_tail())
@@ -236,7 +149,7 @@ class DevCluster:
         self._java, self._kafka_home = java, kafka_home
         self._settings = dict(settings or {})
         self._jvm_options = list(jvm_options)
-        self._run: _RunFolder | None = None
+        self._run: RunFolder | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -258,7 +171,7 @@ class DevCluster:
             EnvironmentFailure: it did not come up; the message ends with the broker's log, which is kept.
         """
         distribution = Distribution.find(self.folder, self._java, self._kafka_home)
-        self._run = _RunFolder.take(self.folder, self._data)
+        self._run = RunFolder.take(self.folder, "broker", self._data)
         try:
             self._start(distribution)
         except BaseException as error:
@@ -317,7 +230,7 @@ class DevCluster:
             properties = folder / "server.properties"
             properties.write_text(self._properties(node_id, port, controller_port, voters, folder / "data"))
             command = distribution.command(flags, "kafka.Kafka", str(properties))
-            self.brokers.append(Broker(node_id, port, folder, command, self._run.lock.fileno()))
+            self.brokers.append(Broker(node_id, port, folder, command, self._run.lock))
         _format(distribution, [broker.log.parent for broker in self.brokers], flags)
 
     def _properties(self, node_id: int, port: int, controller_port: int, voters: str, data: Path) -> str:
@@ -339,50 +252,6 @@ class DevCluster:
         if self._run is not None:
             self._run.release(keep=keep_folder or self._data is not None)
             self._run = None
-
-
-class _RunFolder:
-    """The folder of one run, with a lock that lives as long as anything of the run does: the guards hold it too."""
-
-    def __init__(self, path: Path, lock: IO[str]) -> None:
-        self.path = path
-        self.lock = lock
-
-    @classmethod
-    def take(cls, folder: Path, data: Path | None) -> _RunFolder:
-        """A new folder below `folder`, after removing those whose runs are over; or `data`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "brokers.lock").open("w") as one_at_a_time:  # nobody sweeps a folder that is made and not locked yet
-            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-            if data is not None:
-                data.mkdir(parents=True, exist_ok=True)
-                return cls._lock(data)
-            for old in folder.glob("broker-*/"):
-                with contextlib.suppress(StateFolderInUse):
-                    cls._lock(old).release(keep=False)
-            return cls._lock(Path(tempfile.mkdtemp(prefix="broker-", dir=folder)))
-
-    @classmethod
-    def _lock(cls, path: Path) -> _RunFolder:
-        lock = (path / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            lock.close()
-            raise StateFolderInUse(
-                f"{path} is used by another development broker (process {holder}); end it, or name another folder"
-            ) from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        return cls(path, lock)
-
-    def release(self, *, keep: bool) -> None:
-        if not keep:
-            shutil.rmtree(self.path, ignore_errors=True)
-        self.lock.close()
 
 
 def free_ports(count: int) -> list[int]:
@@ -424,7 +293,7 @@ def _format(distribution: Distribution, folders: Sequence[Path], flags: Sequence
             if process.wait(FORMAT_TIMEOUT_S) != 0:
                 log_path = folder / "broker.log"
                 what = f"the data folder of the development broker could not be made (exit code {process.returncode})"
-                raise _failure(what, log_path, _tail(log_path, LOG_LINES_SHOWN))
+                raise _failure(what, log_path, tail(log_path, LOG_LINES_SHOWN))
     finally:
         for _folder, process in running:
             if process.poll() is None:
@@ -432,17 +301,7 @@ def _format(distribution: Distribution, folders: Sequence[Path], flags: Sequence
                 process.wait()
 
 
-def _tail(log: Path, lines: int) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_BYTES_READ))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
-        return ""
-
-
 def _failure(what: str, log: Path, tail: str) -> EnvironmentFailure:
     remedies = [remedy for needle, remedy in _REMEDIES.items() if needle in tail]
     remedy = "; ".join(remedies) or "the reason is most likely among the lines below"
-    shown = "\n".join(f"    {line}" for line in tail.splitlines()) or "    (it is empty)"
-    return EnvironmentFailure(f"{what}. What to do: {remedy}. Its log {log} ends:\n{shown}")
+    return EnvironmentFailure(f"{what}. What to do: {remedy}. Its log {log} ends:\n{indented(tail)}")

@@ -1,4 +1,4 @@
-"""Stands between a program and its broker, and ends the broker when the program is gone.
+"""Stands between a program and its child (a broker, a processor, a worker), and ends the child when the program is gone.
 
 A program that is killed with -9 cannot tidy up, so somebody else must notice. Linux can end a child together with its parent
 (PR_SET_PDEATHSIG), but "parent" there means the *thread* that started it: a broker started from a helper thread would die with that
