@@ -83,6 +83,21 @@ class Transaction(Protocol):
             TransactionUnknown: see there.
         """
 
+    def commit_later(self, offsets: Mapping[str, Sequence[Offset]]) -> PendingCommit:
+        """Starts to commit, and lets the caller do something else meanwhile. Settle it before the next transaction begins."""
+
+
+class PendingCommit(Protocol):
+    """A commit under way."""
+
+    def settle(self) -> None:
+        """Waits for its end, as `Transaction.commit` does.
+
+        Raises:
+            TransactionAborted: nothing of it is visible.
+            TransactionUnknown: see there.
+        """
+
 
 class TransactionalOutput(Protocol):
     """A pair of transactional producers taken in turn, so that a transaction need not wait for the markers of the last."""

@@ -2,74 +2,85 @@
 
 Anybody may write to the intake topic, so everything is checked here once more, by the same rules as in the client. A refusal never stops
 the partition: it becomes one dead letter, and what the job was before stays as it was.
+
+Reading depends on the record alone, so it is done while the last transaction is still being committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from duewheel.core.commands import check_cancel, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
 from duewheel.core.limits import RECORD_BYTES_MAX
 from duewheel.core.model import DeadLetter
-from duewheel.core.step import Step
 from duewheel.ports import Codec, Record
 
 
-class Misrouted(Exception):
-    """The record belongs to the timer partition `partition`: its producer partitions otherwise than Kafka's Java client."""
+class Kind(IntEnum):
+    """What is to be done with a record."""
 
-    def __init__(self, partition: int) -> None:
-        super().__init__(partition)
-        self.partition = partition
+    SCHEDULE = 0
+    CANCEL = 1
+    FORWARD = 2
+    REFUSE = 3
+
+
+class Command(NamedTuple):
+    """A record of the intake topic, read."""
+
+    kind: Kind
+    partition: int
+    offset: int
+    what: Any
+    """The Schedule or Cancel; for FORWARD the partition it belongs to; for REFUSE the error."""
+    work: bytes
+    """Of a Schedule, its work, encoded."""
+    record: Record
 
 
 class CommandReader:
-    """Applies intake records to steps.
+    """Reads intake records.
 
     Args:
         codec: decodes commands.
         partition_of: the timer partition of a key, given the number of partitions.
         partitions: how many timer partitions there are.
-        is_queue: whether a queue of this name has a dispatch topic.
     """
 
-    def __init__(self, codec: Codec, partition_of: Callable[[bytes, int], int], partitions: int, is_queue: Callable[[str], bool]) -> None:
+    def __init__(self, codec: Codec, partition_of: Callable[[bytes, int], int], partitions: int) -> None:
         self._decode = codec.decode_command
         self._partition_of = partition_of
         self._partitions = partitions
-        self._is_queue = is_queue
 
-    def apply(self, record: Record, step: Step) -> None:
-        """Applies the command in `record` to `step`.
+    def read(self, record: Record) -> Command:
+        """What is to be done with `record`."""
+        key, partition, offset = record.key(), record.partition(), record.offset()
+        try:
+            if key is None:
+                raise UndecodableRecord(Reason.NO_KEY, "the record has no key; publish it under its job id, in UTF-8")
+            kind, command, work = self._decode(record.value())
+            if command["job_id"].encode() != key:
+                message = f"the key {key!r} is not the job id {command['job_id']!r}; publish each command under its own job id"
+                raise RejectedJob(Reason.KEY_MISMATCH, message)
+            if kind == "schedule":
+                check_schedule(command)
+            else:
+                check_cancel(command)
+        except (UndecodableRecord, RejectedJob) as error:
+            return Command(Kind.REFUSE, partition, offset, error, b"", record)
+        home = self._partition_of(key, self._partitions)
+        if home != partition:
+            return Command(Kind.FORWARD, partition, offset, home, b"", record)
+        return Command(Kind.SCHEDULE if kind == "schedule" else Kind.CANCEL, partition, offset, command, work, record)
 
-        Raises:
-            UndecodableRecord: its bytes cannot be read.
-            RejectedJob: it breaks a rule.
-            Misrouted: it belongs to another partition.
-        """
-        key, value = record.key(), record.value()
-        if key is None:
-            raise UndecodableRecord(Reason.NO_KEY, "the record has no key; publish it under its job id, in UTF-8")
-        kind, command, work = self._decode(value)
-        if command["job_id"].encode() != key:
-            message = f"the key {key!r} is not the job id {command['job_id']!r}; publish each command under its own job id"
-            raise RejectedJob(Reason.KEY_MISMATCH, message)
-        if kind == "schedule":
-            check_schedule(command)
-        else:
-            check_cancel(command)
-        partition = self._partition_of(key, self._partitions)
-        if partition != step.partition:
-            raise Misrouted(partition)
-        if kind == "cancel":
-            step.cancel(command)
-            return
-        if not self._is_queue(command["queue"]):
-            message = f"queue {command['queue']!r} has no dispatch topic; make it with: duewheel topics apply --queue {command['queue']}"
-            raise RejectedJob(Reason.UNKNOWN_QUEUE, message)
-        assert value is not None
-        step.schedule(command, work, value)
+
+def unknown_queue(queue: str) -> RejectedJob:
+    """The refusal of a job that nobody could ever run."""
+    message = f"queue {queue!r} has no dispatch topic; make it with: duewheel topics apply --queue {queue}"
+    return RejectedJob(Reason.UNKNOWN_QUEUE, message)
 
 
 def dead_letter(record: Record, error: UndecodableRecord | RejectedJob, now_ms: int) -> DeadLetter:

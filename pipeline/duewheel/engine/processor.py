@@ -2,10 +2,11 @@
 
 One thread, one transaction for all partitions of the process, any number of processes. Each turn:
 
-    poll outcomes, then intake (rebalances are served in there)
+    poll outcomes, then intake (rebalances are served in there), and read the commands
+    settle the last transaction; only now apply it to local stores and wheels
     one Step a partition: inputs in log order, then due timers
-    one transaction: changelog, dispatches, dead letters, and both input offsets of every partition in it
-    after the commit: local stores and wheels
+    one transaction: changelog, dispatches, dead letters, and both input offsets of every partition in it; its commit goes on while the
+    next turn polls and reads
 
 The offsets are sent even where nothing was consumed. They are what makes the group's coordinator look at us: an owner that lost its
 partition without noticing is refused there, and a batch of timers alone would otherwise pass. No lock exists anywhere.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -29,7 +30,7 @@ from duewheel.core.ownership import RELEASED, owned_by, owner_of
 from duewheel.core.step import Counts, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology
-from duewheel.engine.intake import CommandReader, Misrouted, dead_letter
+from duewheel.engine.intake import Command, CommandReader, Kind, dead_letter, unknown_queue
 from duewheel.engine.partition import Inputs, Partition, Stage
 from duewheel.ports import (
     Clock,
@@ -39,6 +40,7 @@ from duewheel.ports import (
     GroupReader,
     Offset,
     PartitionReader,
+    PendingCommit,
     Record,
     Store,
     Transaction,
@@ -54,6 +56,7 @@ log = structlog.get_logger(__name__)
 _WAIT_BUSY_S: Final = 0.002
 _WAIT_IDLE_S: Final = 0.010
 _BUSY_MS: Final = 1_000
+_WAIT_PENDING_S: Final = 0.001  # a commit takes 3 ms; what it frees should not wait for more
 
 _REPLAY_RECORDS_MAX: Final = 5_000
 _REPLAY_WAIT_S: Final = 0.02
@@ -74,8 +77,9 @@ class _Batch:
     step: Step
     intake_offset: int
     outcomes_offset: int
-    forwarded: list[tuple[Record, int]]
-    refused: list[tuple[Record, UndecodableRecord | RejectedJob]]
+    forwarded: list[tuple[Record, int]] = field(default_factory=list)
+    refused: list[tuple[Record, UndecodableRecord | RejectedJob]] = field(default_factory=list)
+    changes: list[tuple[bytes, bytes | None]] = field(default_factory=list)
 
 
 class Processor:
@@ -118,7 +122,9 @@ class Processor:
         self._queues: dict[str, int] = {}
         self._queues_missing: dict[str, int] = {}
         count = cluster.partition_count(topology.intake)
-        self._commands = CommandReader(codec, partition_of, count, lambda queue: self._queue_partitions(queue) > 0)
+        self._commands = CommandReader(codec, partition_of, count)
+        self._pending: tuple[PendingCommit, Sequence[_Batch]] | None = None
+        self._failure: TransactionAborted | TransactionUnknown | StoreDamaged | None = None
         self._counts = Counts()
         self._broker_timeout_ms = broker_timeout_ms
         self._contact_ms = clock.wall_ms()
@@ -135,10 +141,14 @@ class Processor:
             BrokerUnavailable: nobody answered for `broker_timeout_ms`.
             StoreDamaged: a local store can neither be used nor be made anew.
         """
+        self._finish_catching_up()
         outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
-        commands = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
+        records = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
+        read = self._commands.read
+        commands = [read(record) for record in records]
         now_ms = self._now_ms()
         try:
+            self._settle()
             self._restore(now_ms)
             moved = self._run(outcomes, commands, now_ms)
             self._keep_house(now_ms)
@@ -173,7 +183,7 @@ class Processor:
         self._changelog.close()
         self._output.close()
 
-    # --- rebalances, called from within intake.poll: no transaction is open then ---
+    # --- rebalances, called from within intake.poll ---
 
     def assigned(self, partitions: Sequence[int]) -> None:
         for number in partitions:
@@ -182,9 +192,12 @@ class Processor:
 
     def revoked(self, partitions: Sequence[int]) -> None:
         leaving = [self._partitions[number] for number in partitions if number in self._partitions]
+        if not leaving:
+            return  # on closing, the group says once more what `close` has done already
+        self._settle_early()
         claimed = [partition for partition in leaving if partition.stage >= Stage.CATCHING_UP]
         try:
-            if claimed:
+            if claimed and self._failure is None:
                 self._mark(claimed, self._now_ms())
                 self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, RELEASED) for p in claimed])
         except (CommitRefused, BrokerUnavailable) as error:
@@ -193,6 +206,7 @@ class Processor:
         log.info("processor.revoked", partitions=sorted(partitions))
 
     def lost(self, partitions: Sequence[int]) -> None:
+        self._settle_early()
         self._let_go([self._partitions[number] for number in partitions if number in self._partitions])
         log.warning("processor.lost", partitions=sorted(partitions))
 
@@ -203,16 +217,37 @@ class Processor:
             self._outcomes.release(partition.number)
             partition.close()
 
+    def _settle_early(self) -> None:
+        """Settles within a callback; how it failed is told to the turn."""
+        try:
+            self._settle()
+        except (TransactionAborted, TransactionUnknown, StoreDamaged) as error:
+            self._failure = error
+
     # --- one batch ---
 
-    def _run(self, outcomes: Sequence[Record], commands: Sequence[Record], now_ms: int) -> bool:
+    def _settle(self) -> None:
+        """Waits for the last transaction, and takes over what it committed."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._pending is None:
+            return
+        (commit, batches), self._pending = self._pending, None
+        commit.settle()
+        for batch in batches:
+            self._counts.add(batch.step.counts)
+            batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
+        for batch in batches:
+            batch.partition.save(batch.step, batch.changes)
+
+    def _run(self, outcomes: Sequence[Record], commands: Sequence[Command], now_ms: int) -> bool:
         batches: dict[int, _Batch] = {}
         self._take_outcomes(outcomes, batches, now_ms)
         self._take_commands(commands, batches, now_ms)
         self._fire(batches, now_ms)
         if batches:
             self._commit(list(batches.values()), now_ms)
-        self._finish_catching_up()
         return bool(batches)
 
     def _batch(self, number: int, batches: dict[int, _Batch], now_ms: int) -> _Batch | None:
@@ -220,7 +255,7 @@ class Processor:
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms), partition.intake_offset, partition.outcomes_offset, [], [])
+        batch = _Batch(partition, partition.step(now_ms), partition.intake_offset, partition.outcomes_offset)
         batches[number] = batch
         return batch
 
@@ -240,21 +275,24 @@ class Processor:
             except UndecodableRecord as error:
                 batch.refused.append((record, error))
 
-    def _take_commands(self, records: Sequence[Record], batches: dict[int, _Batch], now_ms: int) -> None:
-        apply = self._commands.apply
-        for record in records:
-            number = record.partition()
+    def _take_commands(self, commands: Sequence[Command], batches: dict[int, _Batch], now_ms: int) -> None:
+        for kind, number, offset, what, work, record in commands:
             batch = batches.get(number) or self._batch(number, batches, now_ms)
-            offset = record.offset()
             if batch is None or offset < batch.intake_offset:
                 continue
             batch.intake_offset = offset + 1
-            try:
-                apply(record, batch.step)
-            except Misrouted as misrouted:
-                batch.forwarded.append((record, misrouted.partition))
-            except (UndecodableRecord, RejectedJob) as error:
-                batch.refused.append((record, error))
+            if kind is Kind.SCHEDULE:
+                queue = what["queue"]
+                if queue in self._queues or self._queue_partitions(queue):
+                    batch.step.schedule(what, work, record.value())
+                else:
+                    batch.refused.append((record, unknown_queue(queue)))
+            elif kind is Kind.CANCEL:
+                batch.step.cancel(what)
+            elif kind is Kind.FORWARD:
+                batch.forwarded.append((record, what))
+            else:
+                batch.refused.append((record, what))
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
@@ -272,27 +310,22 @@ class Processor:
                 batch.step.fire([])
 
     def _commit(self, batches: Sequence[_Batch], now_ms: int) -> None:
-        changes = [b.partition.changes(b.step, b.intake_offset, b.outcomes_offset) for b in batches]
         mine = owned_by(self._output.name)
-        with self._output.begin() as transaction:
-            for batch, records in zip(batches, changes, strict=True):
-                self._publish(transaction, batch, records, now_ms)
-            offsets = []
-            for batch in batches:
-                number = batch.partition.number
-                offsets.append(Offset(self._topology.intake, number, batch.intake_offset, mine))
-                offsets.append(Offset(self._topology.outcomes, number, batch.outcomes_offset, mine))
-            transaction.commit({self._topology.processor_group: offsets})
+        offsets = []
         for batch in batches:
-            self._counts.add(batch.step.counts)
-            batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
-        for batch, records in zip(batches, changes, strict=True):
-            batch.partition.save(batch.step, records)
+            number = batch.partition.number
+            batch.changes = batch.partition.changes(batch.step, batch.intake_offset, batch.outcomes_offset)
+            offsets.append(Offset(self._topology.intake, number, batch.intake_offset, mine))
+            offsets.append(Offset(self._topology.outcomes, number, batch.outcomes_offset, mine))
+        with self._output.begin() as transaction:
+            for batch in batches:
+                self._publish(transaction, batch, now_ms)
+            self._pending = transaction.commit_later({self._topology.processor_group: offsets}), batches
 
-    def _publish(self, transaction: Transaction, batch: _Batch, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> None:
+    def _publish(self, transaction: Transaction, batch: _Batch, now_ms: int) -> None:
         produce, topology, number = transaction.produce, self._topology, batch.partition.number
         state = topology.state
-        for key, value in records:
+        for key, value in batch.changes:
             produce(state, value, key, number)
         splice = self._codec.splice_dispatch
         topics = {d.queue: (topology.dispatch(d.queue), self._queue_partitions(d.queue)) for d in batch.step.dispatches}
@@ -356,9 +389,13 @@ class Processor:
 
     def _finish_catching_up(self) -> None:
         for number, partition in self._partitions.items():
-            if partition.stage == Stage.CATCHING_UP and partition.has_caught_up(
-                self._intake.reached(number), self._outcomes.reached(number)
-            ):
+            if partition.stage != Stage.CATCHING_UP:
+                continue
+            # What the readers have handed out is committed only while no transaction is under way.
+            settled = self._pending is None
+            intake_reached = self._intake.reached(number) if settled else 0
+            outcomes_reached = self._outcomes.reached(number) if settled else 0
+            if partition.has_caught_up(intake_reached, outcomes_reached):
                 partition.stage = Stage.ACTIVE
                 log.info("processor.active", partition=number, token=partition.token)
 
@@ -401,6 +438,8 @@ class Processor:
     def _wait_s(self) -> float:
         """How long this turn may wait for a command."""
         now_ms = self._now_ms()
+        if self._pending is not None:
+            return _WAIT_PENDING_S
         wait_s = _WAIT_BUSY_S if now_ms < self._busy_until_ms else _WAIT_IDLE_S
         for partition in self._partitions.values():
             if partition.stage == Stage.REPLAYING:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.transactions import fence_producer
@@ -43,8 +43,8 @@ class KafkaCluster:
         return f"{self._answer(described).topic_id}"
 
     def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        first = self._offsets(topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        end = self._offsets(topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        first = self._offsets(topic, partitions, OffsetSpec.earliest())
+        end = self._offsets(topic, partitions, OffsetSpec.latest())
         return {p: (first[p], end[p]) for p in partitions}
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:

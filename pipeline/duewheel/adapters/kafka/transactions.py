@@ -59,10 +59,10 @@ class _Helper:
             else:
                 future.set_result(None)
 
-    def run(self, call: Callable[[], None], timeout_s: float) -> None:
+    def start(self, call: Callable[[], None]) -> Future[None]:
         future: Future[None] = Future()
         self._calls.put((call, future))
-        future.result(timeout_s)
+        return future
 
     def stop(self) -> None:
         self._calls.put(None)
@@ -141,7 +141,7 @@ class KafkaTransactions:
 
     # --- what a transaction asks of its output ---
 
-    def _finish(self, producer: Producer, metadata: Mapping[str, Any], offsets: Mapping[str, Sequence[Offset]]) -> None:
+    def _finish(self, producer: Producer, metadata: Mapping[str, Any], offsets: Mapping[str, Sequence[Offset]]) -> Future[None]:
         deadline = time.monotonic() + self._call_timeout_s
         groups = [
             ([TopicPartition(o.topic, o.partition, o.offset, metadata=o.metadata) for o in positions], metadata[group])
@@ -153,8 +153,11 @@ class KafkaTransactions:
                 _repeat(partial(producer.send_offsets_to_transaction, positions, member, self._call_timeout_s), deadline)
             _repeat(lambda: producer.commit_transaction(max(0.1, deadline - time.monotonic())), deadline)
 
+        return self._helper.start(finish)
+
+    def _settle(self, producer: Producer, finishing: Future[None]) -> None:
         try:
-            self._helper.run(finish, self._call_timeout_s + 1.0)
+            finishing.result(self._call_timeout_s + 1.0)
         except TimeoutError as error:
             self._abandon(producer)
             raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s") from error
@@ -175,7 +178,7 @@ class KafkaTransactions:
             _repeat(lambda: producer.abort_transaction(max(0.1, deadline - time.monotonic())), deadline)
 
         try:
-            self._helper.run(abort, self._call_timeout_s + _ABORT_FLUSH_S)
+            self._helper.start(abort).result(self._call_timeout_s + _ABORT_FLUSH_S)
         except TimeoutError:
             self._abandon(producer)
         except KafkaException as error:
@@ -203,8 +206,23 @@ class _KafkaTransaction:
                 raise TransactionAborted(str(error)) from error
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
+        self.commit_later(offsets).settle()
+
+    def commit_later(self, offsets: Mapping[str, Sequence[Offset]]) -> _KafkaPendingCommit:
         self._open = False
-        self._output._finish(self._producer, self._metadata, offsets)
+        return _KafkaPendingCommit(self._output, self._producer, self._output._finish(self._producer, self._metadata, offsets))
+
+
+class _KafkaPendingCommit:
+    __slots__ = ("_finishing", "_output", "_producer")
+
+    def __init__(self, output: KafkaTransactions, producer: Producer, finishing: Future[None]) -> None:
+        self._output = output
+        self._producer = producer
+        self._finishing = finishing
+
+    def settle(self) -> None:
+        self._output._settle(self._producer, self._finishing)
 
 
 def _repeat(call: Callable[[], None], deadline: float) -> None:
