@@ -124,6 +124,7 @@ class Partition:
     def begin_inputs(self, intake: Inputs, outcomes: Inputs) -> None:
         """Notes where the inputs stood at takeover."""
         self._intake, self._outcomes = intake, outcomes
+        self.intake_offset, self.outcomes_offset = intake.start, outcomes.start
 
     def replay(self, records: Sequence[Record], reached: int, now_ms: int) -> bool:
         """Folds changelog records into the store. True when the changelog was seen up to its end at takeover."""

@@ -24,7 +24,7 @@ from typing import Final
 
 import structlog
 
-from duewheel.core.errors import BrokerUnavailable, RejectedJob, StoreDamaged, TopicMissing, UndecodableRecord
+from duewheel.core.errors import BadConfiguration, BrokerUnavailable, RejectedJob, StoreDamaged, TopicMissing, UndecodableRecord
 from duewheel.core.limits import BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS
 from duewheel.core.ownership import RELEASED, owned_by, owner_of
 from duewheel.core.step import Counts, Step
@@ -121,7 +121,7 @@ class Processor:
         self._partitions: dict[int, Partition] = {}
         self._queues: dict[str, int] = {}
         self._queues_missing: dict[str, int] = {}
-        count = cluster.partition_count(topology.intake)
+        count = _same_partition_count(cluster, topology)
         self._commands = CommandReader(codec, partition_of, count)
         self._pending: tuple[PendingCommit, Sequence[_Batch]] | None = None
         self._failure: TransactionAborted | TransactionUnknown | StoreDamaged | None = None
@@ -150,8 +150,8 @@ class Processor:
         try:
             self._settle()
             self._restore(now_ms)
-            moved = self._run(outcomes, commands, now_ms)
             self._keep_house(now_ms)
+            moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
             self._read_again()
@@ -195,10 +195,11 @@ class Processor:
         if not leaving:
             return  # on closing, the group says once more what `close` has done already
         self._settle_early()
-        claimed = [partition for partition in leaving if partition.stage >= Stage.CATCHING_UP]
+        claimed = [partition for partition in leaving if partition.stage >= Stage.REPLAYING]
+        level = [partition for partition in leaving if partition.stage >= Stage.CATCHING_UP]
         try:
             if claimed and self._failure is None:
-                self._mark(claimed, self._now_ms())
+                self._mark(level, self._now_ms())
                 self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, RELEASED) for p in claimed])
         except (CommitRefused, BrokerUnavailable) as error:
             log.warning("processor.release_failed", error=str(error))  # the successor will fence us by name
@@ -354,14 +355,19 @@ class Processor:
         """The order matters: fence, then what is committed, then where the changelog ends."""
         topology, numbers = self._topology, [p.number for p in partitions]
         found = self._cluster.owners(topology.processor_group, topology.intake, numbers)
-        owners = {owner_of(position.metadata) for position in found.values()}
-        for name in owners - {None, self._output.name}:
+        intake = self._cluster.watermarks(topology.intake, numbers)
+        dead = {name for position in found.values() if (name := owner_of(position.metadata)) not in (None, self._output.name)}
+        if dead:
+            # First let the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced
+            # must not fence its successor. Committing what is committed changes nothing.
+            same = [Offset(topology.intake, n, intake[n][0] if at is None else at, metadata) for n, (at, metadata) in found.items()]
+            self._intake.commit(same)
+        for name in dead:
             assert name is not None
             log.info("processor.fencing", name=name)
             self._cluster.fence(name)
         committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)
         changelog = self._cluster.watermarks(topology.state, numbers)
-        intake = self._cluster.watermarks(topology.intake, numbers)
         outcomes = self._cluster.watermarks(topology.outcomes, numbers)
         mine = owned_by(self._output.name)
         starts = {n: intake[n][0] if (offset := committed[n].offset) is None else offset for n in numbers}
@@ -496,3 +502,16 @@ class Processor:
             self._queues_missing[queue] = now_ms + _UNKNOWN_QUEUE_MS
             return 0
         return count
+
+
+def _same_partition_count(cluster: Cluster, topology: Topology) -> int:
+    """How many timer partitions there are.
+
+    Raises:
+        BadConfiguration: intake, state and outcomes disagree.
+    """
+    counts = {topic: cluster.partition_count(topic) for topic in (topology.intake, topology.state, topology.outcomes)}
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
+        raise BadConfiguration(f"{found}; the three must have equally many partitions. Make them with: duewheel topics apply")
+    return counts[topology.intake]
