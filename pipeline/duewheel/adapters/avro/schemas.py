@@ -38,6 +38,12 @@ class Schema:
     parsed: Any
     header: bytes
 
+    def symbols(self, field: str) -> list[str]:
+        """The symbols of the enum in `field`."""
+        types = {each["name"]: each["type"] for each in self.parsed["fields"]}
+        symbols: list[str] = types[field]["symbols"]
+        return symbols
+
 
 def load(path: Path) -> dict[str, Schema]:
     """Every schema file of the folder `path`, by kind."""
@@ -92,5 +98,3 @@ def _embed(schema: Any, types: dict[str, Any], met: set[str]) -> Any:
 
 
 CURRENT: Final = load(folder("schemas"))
-# Work has no file of its own; its bytes are the tail of Schedule, Definition and Dispatch.
-WORK: Final = make(CURRENT["Schedule"].parsed["fields"][-1]["type"])
