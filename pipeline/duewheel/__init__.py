@@ -2,5 +2,6 @@
 
 from duewheel.client import Client, Job, JobFailed, JobHandle, Scheduled
 from duewheel.wiring import connect
+from duewheel.worker.app import App, Context
 
-__all__ = ["Client", "Job", "JobFailed", "JobHandle", "Scheduled", "connect"]
+__all__ = ["App", "Client", "Context", "Job", "JobFailed", "JobHandle", "Scheduled", "connect"]

@@ -70,4 +70,30 @@ EVENTS: Final[Mapping[str, Event]] = {
     "intake.waiting": Event(
         "No broker answers yet; the call goes on trying until its timeout. Is the address right?", ("address", "timeout_s", "error")
     ),
+    # The worker (cli/worker.py, worker/loop.py, worker/takeover.py)
+    "worker.started": Event("A worker joined its queue's group.", ("bootstrap_servers", "queue", "name", "concurrency", "tasks")),
+    "worker.stopped": Event("A worker left in good order."),
+    "worker.assigned": Event("These dispatch partitions are ours now; each is taken over before it is read.", ("partitions",)),
+    "worker.predecessor_fenced": Event("A predecessor let go without saying so; its open transactions were ended.", ("predecessor",)),
+    "worker.claim_unknown": Event(
+        "Offsets were reset or expired, so nobody knows what was started: all of this range is reported as lost, and owners decide.",
+        ("topic", "partition", "offset", "upto"),
+    ),
+    "worker.partition_opened": Event(
+        "A partition is read from this offset on; what its predecessor had not finished was returned.",
+        ("topic", "partition", "offset", "returned"),
+    ),
+    "worker.takeover_delayed": Event("The cluster did not answer during a takeover; it is tried again.", ("error",)),
+    "worker.revoked": Event("These partitions were handed over; what still runs reports without them.", ("partitions", "still_running")),
+    "worker.lost": Event("The group gave these partitions to others; was this process stalled?", ("partitions",)),
+    "worker.stalled": Event("This process did not poll for so long that its membership must be proved first.", ("for_ms",)),
+    "worker.commit_refused": Event("A commit left nothing and starts nothing; it is tried again.", ("error", "outcomes", "claims")),
+    "worker.transaction_in_doubt": Event("Nobody knows whether outcomes were committed; the group is asked.", ("error", "outcomes")),
+    "worker.doubt_settled": Event("The group's position told whether a transaction was committed.", ("outcomes", "again")),
+    "worker.dispatch_undecodable": Event(
+        "A dispatch could not be read; it lies in the dead-letter topic.", ("partition", "offset", "error")
+    ),
+    "worker.cluster_unavailable": Event("The cluster does not answer; it is tried again.", ("error",)),
+    "worker.draining": Event("Nothing more is claimed; what runs may finish.", ("running", "grace_ms")),
+    "worker.drained": Event("Everything that finished is recorded; the rest was reported as interrupted.", ("interrupted", "unrecorded")),
 }

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, Outcome, Progress, State
+from duewheel.core.model import DeadLetter, Dispatch, Outcome, Progress, State
 from duewheel.core.step import Defined
 
 
@@ -170,7 +170,10 @@ class GroupReader(Protocol):
         """Starts, or starts again, to read an assigned partition."""
 
     def pause(self, partition: int) -> None:
-        """Stops reading an assigned partition until `read_from`."""
+        """Stops reading an assigned partition until `resume`, or `read_from`."""
+
+    def resume(self, partition: int) -> None:
+        """Goes on where `pause` interrupted."""
 
     def poll(self, timeout_s: float, count_max: int) -> list[Record]: ...
 
@@ -258,6 +261,16 @@ class Codec(Protocol):
 
     def peek_definition(self, value: bytes) -> Defined:
         """What the rules need of an encoded Definition, without looking into its work."""
+
+
+class WorkerCodec(Protocol):
+    """As `Codec`: what workers need."""
+
+    def decode_dispatch(self, value: bytes | None) -> Dispatch:
+        """Raises UndecodableRecord."""
+
+    def encode_outcome(self, record: Outcome) -> bytes: ...
+    def encode_dead_letter(self, record: DeadLetter) -> bytes: ...
 
 
 class Mark(NamedTuple):

@@ -16,6 +16,8 @@ from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
 if TYPE_CHECKING:
     from duewheel.engine.processor import Processor
+    from duewheel.worker.app import App
+    from duewheel.worker.loop import Worker
 
 CLIENT_TIMEOUT_S: Final = 30.0
 
@@ -92,5 +94,58 @@ def timer_processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, bro
         output=KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer}),
         open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
         partition_of=partition_of,
+        broker_timeout_ms=round(broker_timeout_s * 1000),
+    )
+
+
+def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float) -> Worker:
+    """A worker over Kafka, Avro, threads and the machine's clock.
+
+    Args:
+        app: what it can run.
+        queue: whose dispatches it runs.
+        concurrency: how many handlers may run at a time.
+        name: as it stands in outcomes.
+        broker_timeout_s: how long the cluster may be away before the worker gives up.
+
+    Raises:
+        TopicMissing: the installation's topics, or the queue's, were not made.
+        BrokerUnavailable: nobody answered.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.kafka.cluster import KafkaCluster
+    from duewheel.adapters.kafka.readers import KafkaGroupReader, KafkaReader
+    from duewheel.adapters.kafka.settings import SESSION_TIMEOUT_MS
+    from duewheel.adapters.kafka.transactions import KafkaTransactions
+    from duewheel.adapters.system import SystemClock
+    from duewheel.worker.crew import Crew
+    from duewheel.worker.loop import Worker
+    from duewheel.worker.takeover import Returns
+
+    clock = SystemClock()
+    cluster = KafkaCluster(kafka)
+    dispatches, group = topology.dispatch(queue), topology.worker_group(queue)
+    cluster.partition_count(dispatches)
+    outcome_partitions = cluster.partition_count(topology.outcomes)
+    reader = KafkaGroupReader(kafka, dispatches, group)
+    owner = f"{topology.prefix}.worker.{uuid.uuid4().hex}"
+    return Worker(
+        app=app,
+        queue=queue,
+        name=name,
+        concurrency=concurrency,
+        topology=topology,
+        clock=clock,
+        codec=codec,
+        cluster=cluster,
+        reader=reader,
+        output=KafkaTransactions(kafka, owner, {group: reader.consumer}),
+        returns=Returns(lambda: KafkaReader(kafka, dispatches)),
+        crew=Crew(concurrency, queue, clock),
+        aside=ThreadPoolExecutor(4, "duewheel-aside").submit,
+        outcome_partitions=outcome_partitions,
+        session_timeout_ms=int(kafka.options.get("session.timeout.ms", SESSION_TIMEOUT_MS)),
         broker_timeout_ms=round(broker_timeout_s * 1000),
     )

@@ -183,11 +183,6 @@ class Ledger:
         self._bytes_max = _VARINT_BYTES_MAX + len(metadata) * 3 // 4
         return offset, metadata
 
-    def released(self) -> tuple[int, str]:
-        """As `position`, in nobody's name: for the last commit before the partition is let go."""
-        self.owner = ""
-        return self.position()
-
     def _distance_bytes_max(self, offset: int) -> int:
         # New offsets lie between claimed_upto and this one, so no two of them are further apart. The first may lie further from what
         # is unfinished below; `_bytes_max` has one varint in reserve for that.

@@ -46,10 +46,21 @@ BATCH_TIMERS_MAX: Final = 4_000
 HORIZON_MS: Final = MINUTE_MS
 HORIZON_TIMERS_MAX: Final = 50_000
 
-# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes). "dw1:", the
-# owner's name and ":" leave 3,991 characters of base64, which are 2,993 bytes; 9 of them say how far the claim reaches, and the rest
-# lists unfinished dispatches, by distance from the one before. While nothing has run ahead of a straggler a distance takes one byte
-# (under 128, commit markers included); 1,400 at two bytes are 2,800, and a ledger refuses claims that would not fit.
+# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes). The owner's
+# name (a prefix, ".worker." and 32 digits) and five characters around it leave 3,941 characters of base64, which are 2,955 bytes; 9 of
+# them say how far the claim reaches, and the rest lists unfinished dispatches, by distance from the one before. Mostly a distance takes
+# one byte (under 128, commit markers included); 1,400 at two bytes are 2,800, and a ledger refuses claims that would not fit.
 CLAIM_METADATA_BYTES_MAX: Final = 4_096
-CLAIM_OWNER_CHARS_MAX: Final = 100
+CLAIM_OWNER_CHARS_MAX: Final = 150
 CLAIM_DISPATCHES_MAX: Final = 1_400
+
+# A worker. What is claimed is in memory and must be handed back when the worker dies: at most this many in all partitions, and no more
+# claims beyond so many bytes. What is polled and not claimed is a copy of the log, held so that threads need not wait for the network;
+# a partition whose buffer is full is paused, and resumed when half of it was used.
+WORKER_CONCURRENCY_MAX: Final = 1_000
+WORKER_RUNS_MAX: Final = 4_000
+WORKER_BUFFER_RECORDS_MAX: Final = 2_000
+WORKER_BYTES_MAX: Final = 67_108_864
+
+# Outcomes recorded in one transaction: at about 10 us each, 2,000 are 20 ms, beside 3 ms for the commit.
+WORKER_OUTCOMES_MAX: Final = 2_000

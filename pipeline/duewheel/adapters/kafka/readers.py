@@ -133,6 +133,9 @@ class KafkaGroupReader(_Reading):
     def pause(self, partition: int) -> None:
         self.consumer.pause([TopicPartition(self._topic, partition)])
 
+    def resume(self, partition: int) -> None:
+        self.consumer.resume([TopicPartition(self._topic, partition)])
+
     def commit(self, offsets: Sequence[Offset]) -> None:
         positions = [TopicPartition(o.topic, o.partition, o.offset, metadata=o.metadata) for o in offsets]
         try:

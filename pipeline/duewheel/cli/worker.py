@@ -1,0 +1,154 @@
+"""`duewheel worker`: one member of a queue's fleet."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+import structlog
+
+from duewheel import wiring
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.cli.common import cluster_options
+from duewheel.core.errors import BadConfiguration, BrokerUnavailable
+from duewheel.core.limits import QUEUE_CHARS_MAX, WORKER_CONCURRENCY_MAX
+from duewheel.core.topology import QUEUE_DEFAULT, Topology
+from duewheel.worker.app import App
+from duewheel.worker.loop import Worker
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S: Final = 1.0
+_RETRY_MAX_S: Final = 10.0
+
+# The polling thread needs the interpreter back soon after a commit, while handlers may be computing. The default of 5 ms is as long as
+# a whole turn of the loop.
+_SWITCH_INTERVAL_S: Final = 0.001
+
+
+@click.command()
+@click.argument("app_path", metavar="MODULE:APP")
+@cluster_options
+@click.option("-q", "--queue", envvar="DUEWHEEL_QUEUE", default=QUEUE_DEFAULT, show_default=True, show_envvar=True,
+              help="The queue whose jobs to run.")  # fmt: skip
+@click.option("-c", "--concurrency", type=click.IntRange(1, WORKER_CONCURRENCY_MAX), envvar="DUEWHEEL_CONCURRENCY", default=10,
+              show_default=True, show_envvar=True, help="How many handlers may run at a time.")  # fmt: skip
+@click.option("--name", envvar="DUEWHEEL_WORKER_NAME", show_envvar=True,
+              help="As it stands in outcomes.  [default: the host's name and the process id]")  # fmt: skip
+@click.option("--grace", "grace_s", type=click.FloatRange(min=0), envvar="DUEWHEEL_GRACE", default=30.0, show_default=True,
+              show_envvar=True, metavar="SECONDS", help="How long handlers may go on after SIGTERM.")  # fmt: skip
+@click.option("--broker-timeout", "broker_timeout_s", type=click.FloatRange(min=1), envvar="DUEWHEEL_BROKER_TIMEOUT", default=300.0,
+              show_default=True, show_envvar=True, metavar="SECONDS", help="Give up when the cluster is away for so long.")  # fmt: skip
+def worker(
+    app_path: str,
+    kafka: KafkaConfig,
+    topology: Topology,
+    queue: str,
+    concurrency: int,
+    name: str | None,
+    grace_s: float,
+    broker_timeout_s: float,
+) -> None:
+    """Run the jobs of a queue.
+
+    MODULE:APP names a duewheel.App, as in shop.jobs:app; modules are found from the current directory too. Run as many workers as the queue
+    has partitions: they share them. Stop one with Ctrl-C or SIGTERM: it finishes what runs, and hands back what it did not start. A second
+    signal stops it at once; then, as after kill -9, what it ran is handed to others when the group misses it.
+
+    \b
+    Example:
+      duewheel worker shop.jobs:app -q mail -c 20
+    """
+    app = load(app_path)
+    if not re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{QUEUE_CHARS_MAX}}}", queue):
+        raise BadConfiguration(f"queue {queue!r} must be 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -")
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    stop = Stop()
+    instance = _connect(kafka, topology, app, queue, concurrency, name, broker_timeout_s, stop)
+    if instance is None:
+        return
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    instance.start()
+    log.info(
+        "worker.started",
+        bootstrap_servers=kafka.bootstrap_servers,
+        queue=queue,
+        name=name,
+        concurrency=concurrency,
+        tasks=sorted(app.tasks),
+    )
+    while not instance.stopped:
+        if stop.asked:
+            instance.drain(round(grace_s * 1000))
+        instance.turn()
+    instance.close()
+    log.info("worker.stopped")
+
+
+class Stop:
+    """Notes the first SIGINT or SIGTERM; a second one ends the process as if it had never been caught."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+
+
+def load(app_path: str) -> App:
+    """Imports the app that MODULE:APP names.
+
+    Raises:
+        BadConfiguration: there is no such module, no such app in it, or the app has no tasks.
+    """
+    module_name, colon, attribute = app_path.partition(":")
+    if not module_name or not colon or not attribute:
+        raise BadConfiguration(f"{app_path!r} does not name an app; write MODULE:APP, as in shop.jobs:app")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # found, but it imports something that is missing: the traceback says what
+        raise BadConfiguration(f"module {module_name!r} was not found from {Path.cwd()} or where Python looks for modules") from None
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        found = "has no such name" if app is None else f"has a {type(app).__name__} there"
+        others = [key for key, value in vars(module).items() if isinstance(value, App)]
+        hint = f"; it has an App called {others[0]}" if others else "; write: app = duewheel.App()"
+        raise BadConfiguration(f"{app_path} is not a duewheel.App: module {module_name} {found}{hint}")
+    if not app.tasks:
+        raise BadConfiguration(
+            f"{app_path} has no tasks; decorate functions with @{attribute}.task, and import their modules in {module_name}"
+        )
+    return app
+
+
+def _connect(
+    kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float, stop: Stop
+) -> Worker | None:
+    deadline, wait_s = time.monotonic() + broker_timeout_s, _RETRY_S
+    while not stop.asked:
+        try:
+            return wiring.worker(kafka, topology, app, queue, concurrency, name, broker_timeout_s)
+        except BrokerUnavailable as error:
+            if time.monotonic() + wait_s > deadline:
+                raise
+            log.warning("worker.cluster_unavailable", error=str(error))
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+    return None

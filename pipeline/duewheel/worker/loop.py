@@ -1,0 +1,563 @@
+"""The worker's loop: poll, claim, run, record, commit.
+
+A dispatch is started at most once, ever: it is claimed first, by an offset commit that only the partition's owner can make (`core.claims`).
+What a worker finished is recorded in one transaction: the outcomes, for the jobs' owners, and the offset with what is still unfinished.
+So no offset ever passes an unfinished run, and no finished run is ever returned. One turn of the loop:
+
+    poll ──► claim up to the window ──► record: completions since the last turn, and new claims ──► start what was claimed
+                                          │ with completions: one transaction (3 ms)
+                                          └ claims alone: one plain commit (1.5 ms)
+
+A failed commit starts nothing. A transaction that left nothing is repeated; of one whose end nobody knows, the committed position tells.
+Outcomes of a partition that was lost meanwhile are recorded all the same, without its offset: the token in them decides, not we.
+
+The loop runs on one thread, that polls; handlers run elsewhere (`crew`), so that polling never waits for one. Time is a port, blocking
+questions are asked aside, and everything that is queued anywhere has a limit in `core.limits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+import structlog
+
+from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
+from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
+from duewheel.core.model import DeadLetter, Dispatch, Failure, Header, Outcome, Result
+from duewheel.core.topology import Topology
+from duewheel.ports import (
+    Clock,
+    Cluster,
+    CommitRefused,
+    GroupPosition,
+    GroupReader,
+    Offset,
+    Record,
+    TransactionAborted,
+    TransactionalOutput,
+    TransactionUnknown,
+    WorkerCodec,
+)
+from duewheel.worker.app import App
+from duewheel.worker.crew import Crew
+from duewheel.worker.holding import Holding, Standing
+from duewheel.worker.runs import FAILED, Run
+from duewheel.worker.takeover import Aside, Returns, Takeover
+from duewheel.worker.window import Window
+
+log = structlog.get_logger(__name__)
+
+# How long poll() may wait for the first record. While something runs, its completion must be noticed soon; the wait grows while nothing
+# happens, so that a slow handler costs 200 turns a second at most. When idle, only signals and probes need the thread.
+_BUSY_POLL_S: Final = 0.001
+_BUSY_POLL_MAX_S: Final = 0.005
+_IDLE_POLL_S: Final = 0.1
+
+_BACKOFF_MS: Final = 50  # after a refused commit: the next polls will tell whether the partitions are still ours
+_PROBE_MS: Final = 5_000  # the cluster is asked for a sign of life after so long without one
+REVOKE_GRACE_MS: Final = 3_000  # handlers of a partition that is being revoked may finish; the whole group waits for it
+_LAST_WORD_MS: Final = 10_000  # for recording what was cut short, when stopping
+
+_ANY_PARTITION: Final = -1  # the partitioner's choice
+_INTERRUPTED: Final = Result.INTERRUPTED.value
+_LOST: Final = Result.LOST.value
+
+
+class _Doubt(NamedTuple):
+    """A transaction of which nobody knows whether it was committed."""
+
+    reports: list[tuple[str, bytes, bytes | None, int]]
+    starts: list[Run]
+    offsets: dict[Holding, Offset]
+    found: Future[dict[int, GroupPosition]]
+
+
+class Worker:
+    """A member of a queue's fleet. Call `start`, then `turn` again and again, `drain` to stop, and `close` once `stopped`.
+
+    Args:
+        name: as it stands in outcomes.
+        reader: a member of the queue's group, whose offsets `output` commits.
+        outcome_partitions: how many partitions the outcomes topic has.
+        session_timeout_ms: after how long without a heartbeat the group gives this member up.
+        broker_timeout_ms: how long the cluster may be away before `turn` raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        app: App,
+        queue: str,
+        name: str,
+        concurrency: int,
+        topology: Topology,
+        clock: Clock,
+        codec: WorkerCodec,
+        cluster: Cluster,
+        reader: GroupReader,
+        output: TransactionalOutput,
+        returns: Returns,
+        crew: Crew,
+        aside: Aside,
+        outcome_partitions: int,
+        session_timeout_ms: int,
+        broker_timeout_ms: int,
+    ) -> None:
+        self._tasks = app.tasks
+        self._name = name
+        self._topic = topology.dispatch(queue)
+        self._group = topology.worker_group(queue)
+        self._outcomes_topic = topology.outcomes
+        self._dead_letter_topic = topology.dead_letter
+        self._outcome_partitions = outcome_partitions
+        self._clock = clock
+        self._codec = codec
+        self._cluster = cluster
+        self._reader = reader
+        self._output = output
+        self._returns = returns
+        self._crew = crew
+        self._aside = aside
+        self._session_timeout_ms = session_timeout_ms
+        self._broker_timeout_ms = broker_timeout_ms
+        self._window = Window(concurrency, WORKER_RUNS_MAX)
+        self._holdings: dict[int, Holding] = {}
+        self._takeovers: list[Takeover] = []
+        self._reports: list[tuple[str, bytes, bytes | None, int]] = []  # as produce() takes them
+        self._starts: list[Run] = []  # claimed, and to be started once that is committed
+        self._doubt: _Doubt | None = None
+        self._in_flight = 0  # runs claimed and not reported
+        self._bytes = 0  # of records polled and runs in flight
+        self._turns = 0
+        self._quiet_turns = 0
+        self._polled_ms = self._contact_ms = clock.steady_ms()
+        self._again_ms = 0
+        self._unproven = False  # whether this process was away for so long that its membership must be proved first
+        self._probe: Future[int] | None = None
+        self._drain_until_ms: int | None = None
+        self._interrupted = 0
+        self.stopped = False
+
+    # --- driving ---
+
+    def start(self) -> None:
+        """Joins the group."""
+        self._reader.join(self)
+
+    def turn(self) -> None:
+        """One turn of the loop. Blocks for a commit at most, or for a tenth of a second when idle.
+
+        Raises:
+            EnvironmentFailure: the cluster was away for longer than `broker_timeout_ms`.
+        """
+        self._poll()
+        if self._returns.poll():
+            self._contact_ms = self._polled_ms
+        if self._drain_until_ms is None:
+            self._takeovers = [takeover for takeover in self._takeovers if takeover.advance()]
+        self._collect()
+        self._claim()
+        self._record()
+        self._crew.nudge()
+        self._probe_cluster()
+        if self._drain_until_ms is not None:
+            self._go_on_draining(self._drain_until_ms)
+
+    def drain(self, grace_ms: int) -> None:
+        """Stops claiming; `turn` goes on until what runs has finished, at most for `grace_ms`, and then sets `stopped`."""
+        if self._drain_until_ms is not None:
+            return
+        self._drain_until_ms = self._clock.steady_ms() + grace_ms
+        self._withdraw(lambda run: True)
+        for holding in self._holdings.values():
+            self._forget_records(holding)
+            if holding.standing is Standing.OPEN and not holding.paused:
+                holding.paused = True
+                self._reader.pause(holding.partition)
+        log.info("worker.draining", running=self._in_flight, grace_ms=grace_ms)
+
+    def close(self) -> None:
+        """Leaves the group and lets go of everything. What still runs is left behind."""
+        self._crew.close()
+        self._reader.close()
+        self._returns.close()
+        self._output.close()
+
+    # --- rebalances: called on the polling thread, from within poll ---
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        holdings = [Holding(self._topic, partition, self._output.name) for partition in partitions]
+        self._holdings.update((holding.partition, holding) for holding in holdings)
+        if holdings:
+            takeover = Takeover(holdings, self._group, self._reader, self._cluster, self._returns, self._aside, self._clock, self)
+            self._takeovers.append(takeover)
+            log.info("worker.assigned", partitions=sorted(partitions))
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Gives handlers a moment to finish, records what they did, takes back claims of what never started, and lets go."""
+        leaving = [self._holdings[p] for p in partitions if p in self._holdings]
+        if not leaving:
+            return  # on closing, the group says once more what was done already
+        going = set(leaving)
+        self._withdraw(lambda run: run.holding in going)
+        deadline_ms = self._clock.steady_ms() + REVOKE_GRACE_MS
+        while self._clock.steady_ms() < deadline_ms:
+            if not self._doubt and all(h.standing is not Standing.OPEN or not h.ledger.unfinished for h in leaving):
+                break
+            self._crew.wait(_BUSY_POLL_MAX_S)
+            self._collect()
+            self._record()  # may settle a doubt, and frees room for further completions
+        self._release(leaving, deadline_ms + REVOKE_GRACE_MS)
+        self._let_go(leaving)
+        log.info("worker.revoked", partitions=sorted(partitions), still_running=sum(len(h.ledger.unfinished) for h in leaving))
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        leaving = [self._holdings[p] for p in partitions if p in self._holdings]
+        self._let_go(leaving)
+        going = set(leaving)
+        self._withdraw(lambda run: run.holding in going)
+        log.warning("worker.lost", partitions=sorted(partitions))
+
+    # --- what a takeover needs ---
+
+    def give_back(self, holding: Holding, record: Record) -> None:
+        dispatch = self._decoded(record)
+        if dispatch is not None:
+            self._report(dispatch, record.key(), _LOST, 0, self._clock.wall_ms(), None)
+
+    def delayed(self, error: Exception) -> None:
+        log.warning("worker.takeover_delayed", error=str(error))
+
+    # --- poll ---
+
+    def _poll(self) -> None:
+        records = self._reader.poll(self._poll_timeout_s(), self._poll_count())
+        now_ms = self._clock.steady_ms()
+        if now_ms - self._polled_ms > self._session_timeout_ms and self._holdings:
+            log.warning("worker.stalled", for_ms=now_ms - self._polled_ms)
+            self._unproven = True
+            for holding in self._holdings.values():
+                holding.changed = holding.changed or holding.known
+        self._polled_ms = now_ms
+        self._crew.gate_ms = 0 if self._unproven else now_ms + self._session_timeout_ms
+        if records:
+            self._contact_ms = now_ms
+            self._quiet_turns = 0
+            self._keep(records)
+        self._throttle()
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        holdings, open_ = self._holdings, Standing.OPEN
+        for record in records:
+            holding = holdings.get(record.partition())
+            # Records of a partition that a rebalance took, within this very poll, come too late.
+            if holding is not None and holding.standing is open_ and self._drain_until_ms is None:
+                self._bytes += len(record.value() or b"")
+                holding.records.append(record)
+
+    def _poll_timeout_s(self) -> float:
+        if self._crew.has_finished() or (self._claimable() and any(h.records for h in self._holdings.values())):
+            return 0.0
+        if self._in_flight or self._reports or self._takeovers or self._doubt or self._starts or self._drain_until_ms is not None:
+            self._quiet_turns += 1
+            return _BUSY_POLL_S if self._quiet_turns < 20 else _BUSY_POLL_MAX_S
+        return _IDLE_POLL_S
+
+    def _poll_count(self) -> int:
+        # Beyond the limit one at a time, since a poll must be made; soon the partition is paused.
+        fullest = max((len(holding.records) for holding in self._holdings.values()), default=0)
+        return max(1, WORKER_BUFFER_RECORDS_MAX - fullest) if self._bytes < WORKER_BYTES_MAX else 1
+
+    def _throttle(self) -> None:
+        for holding in self._holdings.values():
+            count = len(holding.records)
+            if holding.paused:
+                if count < WORKER_BUFFER_RECORDS_MAX // 2 and self._bytes < WORKER_BYTES_MAX and self._drain_until_ms is None:
+                    holding.paused = False
+                    self._reader.resume(holding.partition)
+            elif holding.standing is Standing.OPEN and (
+                count > 2 * WORKER_BUFFER_RECORDS_MAX or (count and self._bytes > 2 * WORKER_BYTES_MAX)
+            ):
+                holding.paused = True
+                self._reader.pause(holding.partition)
+
+    # --- completions ---
+
+    def _collect(self) -> None:
+        runs = self._crew.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
+        for run in runs:
+            if run.abandoned:
+                continue
+            self._finish(run)
+            self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error)
+        if runs:
+            self._quiet_turns = 0
+        self._window.observe(len(runs), self._in_flight, self._polled_ms)
+
+    def _finish(self, run: Run) -> None:
+        self._in_flight -= 1
+        self._bytes -= run.record_bytes
+        if run.holding.held:
+            run.holding.finish(run.offset)
+
+    def _report(self, dispatch: Dispatch, key: bytes | None, result: str, started_ms: int, finished_ms: int, error: Failure | None) -> None:
+        outcome: Outcome = {
+            "token": dispatch["token"],
+            "job_id": dispatch["job_id"],
+            "slot_ms": dispatch["slot_ms"],
+            "attempt": dispatch["attempt"],
+            "result": result,
+            "started_ms": started_ms,
+            "finished_ms": finished_ms,
+            "worker": self._name,
+            "error": error,
+        }
+        self._reports.append((self._outcomes_topic, self._codec.encode_outcome(outcome), key, dispatch["timer_partition"]))
+
+    # --- claims ---
+
+    def _claimable(self) -> bool:
+        return (
+            self._drain_until_ms is None
+            and self._doubt is None
+            and not self._unproven
+            and self._in_flight < self._window.size
+            and (self._bytes < WORKER_BYTES_MAX or not self._in_flight)
+        )
+
+    def _claim(self) -> None:
+        holdings = [holding for holding in self._holdings.values() if holding.records and holding.standing is Standing.OPEN]
+        if not holdings or not self._claimable():
+            return
+        self._turns += 1
+        first = self._turns % len(holdings)  # each partition gets its turn to be the first
+        for index, holding in enumerate(holdings[first:] + holdings[:first]):
+            share = -(-(self._window.size - self._in_flight) // (len(holdings) - index))
+            if share > 0:
+                self._claim_of(holding, share)
+
+    def _claim_of(self, holding: Holding, count_max: int) -> None:
+        records = holding.records
+        count = min(count_max, len(records))
+        count = min(count, holding.ledger.room(records[count - 1].offset()))
+        batch = [records.popleft() for _ in range(count)]
+        holding.claim([record.offset() for record in batch])
+        tasks = self._tasks
+        for record in batch:
+            dispatch = self._decoded(record)
+            size = len(record.value() or b"")
+            if dispatch is None:
+                self._bytes -= size
+                holding.finish(record.offset())
+                continue
+            task = tasks.get(dispatch["work"]["task"])
+            if task is None:
+                self._bytes -= size
+                holding.finish(record.offset())
+                self._report(dispatch, record.key(), FAILED, 0, self._clock.wall_ms(), self._unknown_task(dispatch))
+                continue
+            self._in_flight += 1
+            self._starts.append(Run(holding, record.offset(), record.key(), dispatch, task, size))
+
+    def _unknown_task(self, dispatch: Dispatch) -> Failure:
+        # Not dropped: the run fails, and says why.
+        task = dispatch["work"]["task"]
+        message = f"task {task!r} is not registered in the app of worker {self._name}, which has: {', '.join(sorted(self._tasks))}"
+        return {"type": "duewheel.UnknownTask", "message": message[:ERROR_MESSAGE_CHARS_MAX], "traceback": ""}
+
+    def _decoded(self, record: Record) -> Dispatch | None:
+        """The record's dispatch; None where it cannot be one, which is reported as a dead letter."""
+        try:
+            dispatch = self._codec.decode_dispatch(record.value())
+            if 0 <= dispatch["timer_partition"] < self._outcome_partitions:
+                return dispatch
+            raise UndecodableRecord(
+                Reason.UNEXPECTED_RECORD,
+                f"timer partition {dispatch['timer_partition']} does not exist: {self._outcomes_topic} has {self._outcome_partitions}",
+            )
+        except UndecodableRecord as error:
+            letter = _dead_letter(record, error, self._clock.wall_ms())
+            self._reports.append((self._dead_letter_topic, self._codec.encode_dead_letter(letter), record.key(), _ANY_PARTITION))
+            log.warning("worker.dispatch_undecodable", partition=record.partition(), offset=record.offset(), error=str(error))
+            return None
+
+    # --- record and commit ---
+
+    def _record(self) -> None:
+        """Commits what changed; on success, starts what was claimed by it."""
+        if self._doubt is not None:
+            self._settle_doubt(self._doubt)
+        if self._doubt is not None or self._clock.steady_ms() < self._again_ms:
+            return
+        changed = {holding: holding.position() for holding in self._holdings.values() if holding.changed}
+        if self._reports:
+            self._transact(changed)
+        elif changed:
+            self._commit(changed)
+
+    def _commit(self, changed: dict[Holding, Offset]) -> None:
+        try:
+            self._reader.commit(list(changed.values()))
+        except CommitRefused as error:
+            self._back_off(error)
+        else:
+            self._committed(changed)
+
+    def _transact(self, changed: dict[Holding, Offset]) -> None:
+        try:
+            with self._output.begin() as transaction:
+                produce = transaction.produce
+                for report in self._reports:
+                    produce(*report)
+                transaction.commit({self._group: list(changed.values())} if changed else {})
+        except TransactionAborted as error:
+            self._back_off(error)
+        except TransactionUnknown as error:
+            log.warning("worker.transaction_in_doubt", error=str(error), outcomes=len(self._reports))
+            self._doubt = _Doubt(self._reports, self._starts, changed, self._find_out(changed))
+            self._reports, self._starts = [], []
+        else:
+            self._reports = []
+            self._committed(changed)
+
+    def _committed(self, changed: dict[Holding, Offset]) -> None:
+        for holding in changed:
+            holding.changed = False
+        if changed or not self._holdings:
+            self._unproven = False
+            self._crew.gate_ms = self._polled_ms + self._session_timeout_ms
+        self._contact_ms = self._clock.steady_ms()
+        starts, self._starts = self._starts, []
+        if starts:
+            self._crew.submit([run for run in starts if run.holding.held])
+
+    def _back_off(self, error: Exception) -> None:
+        self._again_ms = self._clock.steady_ms() + _BACKOFF_MS
+        log.warning("worker.commit_refused", error=str(error), outcomes=len(self._reports), claims=len(self._starts))
+
+    def _find_out(self, changed: dict[Holding, Offset]) -> Future[dict[int, GroupPosition]]:
+        partitions = [holding.partition for holding in changed if holding.held]
+
+        def find_out() -> dict[int, GroupPosition]:
+            # New producers first: with the old ones' ids, so that whatever they left open is decided.
+            if not self._output.recover():
+                raise CommitRefused("no transactional producer could be initialised")
+            return self._reader.committed(partitions, 5.0) if partitions else {}
+
+        return self._aside(find_out)
+
+    def _settle_doubt(self, doubt: _Doubt) -> None:
+        if not doubt.found.done():
+            return
+        try:
+            found = doubt.found.result()
+        except (CommitRefused, EnvironmentFailure) as error:
+            self._back_off(error)
+            self._doubt = doubt._replace(found=self._find_out(doubt.offsets))
+            return
+        self._doubt = None
+        # All of a transaction or nothing: one partition that is still ours tells it for all. Without any, outcomes are sent again: the
+        # owners accept each token once.
+        tried = {holding: offset for holding, offset in doubt.offsets.items() if holding.held}
+        if any(found.get(h.partition) == GroupPosition(o.offset, o.metadata) for h, o in tried.items()):
+            for holding, offset in tried.items():
+                holding.changed = holding.position() != offset
+            self._crew.submit([run for run in doubt.starts if run.holding.held])
+        else:
+            self._reports = doubt.reports + self._reports
+            self._starts = doubt.starts + self._starts
+        log.info("worker.doubt_settled", outcomes=len(doubt.reports), again=bool(self._reports))
+
+    # --- letting go ---
+
+    def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
+        """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
+        runs = [run for run in self._starts if unwanted(run)] + self._crew.withdraw(unwanted)
+        self._starts = [run for run in self._starts if not unwanted(run)]
+        by_holding: dict[Holding, list[Run]] = {}
+        for run in runs:
+            by_holding.setdefault(run.holding, []).append(run)
+        for holding, withdrawn in by_holding.items():
+            kept = set(holding.unclaim([run.offset for run in withdrawn])) if holding.held else set()
+            for run in withdrawn:
+                if run.offset in kept:
+                    self._interrupt(run)
+                else:
+                    self._in_flight -= 1
+                    self._bytes -= run.record_bytes
+
+    def _interrupt(self, run: Run) -> None:
+        run.abandoned = True  # should it finish yet, that comes too late
+        self._finish(run)
+        self._report(run.dispatch, run.key, _INTERRUPTED, run.started_ms, self._clock.wall_ms(), None)
+
+    def _release(self, leaving: Sequence[Holding], deadline_ms: int) -> None:
+        """Commits the last positions, in nobody's name."""
+        for holding in leaving:
+            if holding.known:
+                holding.release()
+        while self._doubt or self._reports or any(holding.changed for holding in leaving):
+            self._record()
+            if self._clock.steady_ms() >= deadline_ms:
+                return  # the successor will fence us by name
+            if self._doubt or self._clock.steady_ms() < self._again_ms:
+                self._crew.wait(_BUSY_POLL_MAX_S)
+
+    def _let_go(self, leaving: Sequence[Holding]) -> None:
+        for holding in leaving:
+            holding.standing = Standing.GONE
+            holding.changed = False
+            self._forget_records(holding)
+            self._returns.stop(holding.partition)
+            del self._holdings[holding.partition]
+
+    def _forget_records(self, holding: Holding) -> None:
+        self._bytes -= sum(len(record.value() or b"") for record in holding.records)
+        holding.records.clear()
+
+    def _go_on_draining(self, until_ms: int) -> None:
+        now_ms = self._clock.steady_ms()
+        if now_ms >= until_ms:
+            for run in self._crew.running():
+                if not run.abandoned:
+                    self._interrupted += 1
+                    self._interrupt(run)
+        if self._in_flight and now_ms < until_ms + _LAST_WORD_MS:
+            return
+        leaving = list(self._holdings.values())
+        self._release(leaving, self._clock.steady_ms() + _LAST_WORD_MS)
+        self._let_go(leaving)
+        log.info("worker.drained", interrupted=self._interrupted, unrecorded=len(self._reports))
+        self.stopped = True
+
+    # --- is anybody there? ---
+
+    def _probe_cluster(self) -> None:
+        if self._probe is not None and self._probe.done():
+            probe, self._probe = self._probe, None
+            try:
+                probe.result()
+                self._contact_ms = self._clock.steady_ms()
+            except EnvironmentFailure as error:
+                log.warning("worker.cluster_unavailable", error=str(error))
+                if self._clock.steady_ms() - self._contact_ms > self._broker_timeout_ms:
+                    raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
+        if self._probe is None and self._clock.steady_ms() - self._contact_ms > _PROBE_MS:
+            self._probe = self._aside(lambda: self._cluster.partition_count(self._topic))
+
+
+def _dead_letter(record: Record, error: UndecodableRecord, now_ms: int) -> DeadLetter:
+    headers: list[Header] = [{"name": name, "value": value} for name, value in record.headers() or ()]
+    return DeadLetter(
+        reason=error.reason.value,
+        message=str(error),
+        topic=record.topic(),
+        partition=record.partition(),
+        offset=record.offset(),
+        at_ms=now_ms,
+        key=record.key(),
+        value=record.value(),
+        headers=headers,
+    )
