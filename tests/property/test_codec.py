@@ -1,0 +1,208 @@
+"""The codec against its rule: the fast ways agree with the strict one, and that one takes what a writer writes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+from fastavro import schemaless_writer
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from duewheel.adapters.avro import codec, varints
+from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
+from duewheel.adapters.avro.strict import Reader, encode
+from duewheel.core.errors import Reason, UndecodableRecord
+from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
+from tests.records import FUNCTIONS, RECORDS, TIME_MS, TYPES, SloppyWriter, counts, longs, schedules, texts, times, tokens
+
+STRICT = Reader()
+KINDS = sorted(RECORDS)
+
+
+def encode_fast(kind: str, record: Any) -> bytes:
+    encoded: bytes = getattr(codec, f"encode_{FUNCTIONS[kind]}")(record)
+    return encoded
+
+
+def decode_fast(kind: str, value: bytes) -> Any:
+    if kind in ("Schedule", "Cancel"):
+        return codec.decode_command(value)[1]
+    return getattr(codec, f"decode_{FUNCTIONS[kind]}")(value)
+
+
+def decode_strict(kind: str, value: bytes) -> Any:
+    kinds = ("Schedule", "Cancel") if kind in ("Schedule", "Cancel") else (kind,)
+    return STRICT.read(value, kinds, DEAD_LETTER_BYTES_MAX)[1]
+
+
+def verdict(decode: Callable[[str, bytes], Any], kind: str, value: bytes) -> Any:
+    """The record, or the reason why there is none."""
+    try:
+        return decode(kind, value)
+    except UndecodableRecord as error:
+        return error.reason
+
+
+def check_verdicts(kind: str, value: bytes) -> Any:
+    """Both ways say the same; and what they take is what a writer would have written."""
+    found = verdict(decode_fast, kind, value)
+    assert found == verdict(decode_strict, kind, value)
+    if not isinstance(found, Reason):
+        assert encode_fast(kind, found) == value
+    return found
+
+
+@st.composite
+def kinds_and_records(draw: st.DrawFn) -> tuple[str, Any]:
+    kind = draw(st.sampled_from(KINDS))
+    return kind, draw(RECORDS[kind])
+
+
+@given(kinds_and_records())
+def test_encoders_write_what_fastavro_writes(case: tuple[str, Any]) -> None:
+    kind, record = case
+    assert encode_fast(kind, record) == encode(kind, record)
+
+
+@given(kinds_and_records())
+def test_encoders_write_what_the_schema_files_say(case: tuple[str, Any]) -> None:
+    kind, record = case
+    assert encode_fast(kind, record)[HEADER_BYTES:] == SloppyWriter(lambda _: False).body(TYPES[kind], record)
+
+
+@given(kinds_and_records())
+def test_what_was_encoded_is_decoded(case: tuple[str, Any]) -> None:
+    kind, record = case
+    assert check_verdicts(kind, encode_fast(kind, record)) == record
+
+
+def test_ordinary_records_take_the_fast_way() -> None:
+    class NoReader(Reader):
+        def read(self, value: bytes | None, kinds: tuple[str, ...], bytes_max: int) -> Any:
+            raise AssertionError(f"the strict way was taken for {kinds}")
+
+    fast = codec.Codec(NoReader())
+    work: Any = {"task": "t", "content_type": "application/json", "payload": b"x" * 5_000, "headers": {"a": "b", "c": ""}}
+    schedule: Any = {"job_id": "j" * 63, "due_ms": TIME_MS, "created_ms": TIME_MS, "on_conflict": "REPLACE", "retention_ms": 0}
+    schedule |= {"queue": "q", "work": work}
+    failure = {"type": "E", "message": "m" * 200, "traceback": ""}
+    state: Any = {"generation": 70, "phase": "FAILED", "attempt": 1, "crashes": 0, "token": 10**9, "slot_ms": TIME_MS}
+    state |= {"changed_ms": TIME_MS, "error": failure}
+    outcome: Any = {"token": 10**9, "job_id": "j" * 90, "slot_ms": TIME_MS, "attempt": 1, "result": "FAILED", "started_ms": TIME_MS}
+    outcome |= {"finished_ms": TIME_MS, "worker": "w", "error": failure}
+    command = codec.encode_schedule(schedule)
+    cancel: Any = {"job_id": "j", "created_ms": TIME_MS}
+    dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, codec.decode_command(command)[2])
+    assert fast.decode_command(command)[1] == schedule
+    assert fast.decode_command(codec.encode_cancel(cancel))[1] == cancel
+    assert fast.peek_definition(codec.splice_definition(70, command)).command == command
+    assert fast.decode_state(codec.encode_state(state)) == state
+    assert fast.decode_outcome(codec.encode_outcome(outcome)) == outcome
+    assert fast.decode_dispatch(dispatch)["work"] == work
+
+
+@given(kinds_and_records(), st.randoms(use_true_random=False), st.integers(1, 12))
+def test_a_sloppy_writer_is_refused(case: tuple[str, Any], pick: Any, odds: int) -> None:
+    kind, record = case
+    slips: list[str] = []
+
+    def slip(name: str) -> bool:
+        if pick.randrange(odds * 4) == 0:
+            slips.append(name)
+            return True
+        return False
+
+    value = CURRENT[kind].header + SloppyWriter(slip).body(TYPES[kind], record)
+    found = check_verdicts(kind, value)
+    if value != encode_fast(kind, record):
+        assert slips
+        assert found != record
+
+
+@given(kinds_and_records(), st.data())
+def test_damaged_bytes_are_refused_or_mean_themselves(case: tuple[str, Any], data: st.DataObject) -> None:
+    kind, record = case
+    value = bytearray(encode_fast(kind, record))
+    for _ in range(data.draw(st.integers(1, 3), label="damages")):
+        begin = data.draw(st.integers(0, len(value)), label="begin")
+        end = data.draw(st.integers(begin, min(len(value), begin + 4)), label="end")
+        value[begin:end] = data.draw(st.one_of(st.binary(max_size=4), st.sampled_from([b"\x80\x00", b"\xff" * 9 + b"\x01", b"\1"])))
+    check_verdicts(kind, bytes(value))
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=60))
+def test_noise_is_refused_or_means_itself(kind: str, noise: bytes) -> None:
+    check_verdicts(kind, CURRENT[kind].header + noise)
+
+
+@given(schedules, counts)
+def test_a_spliced_definition_is_an_encoded_one(schedule: Any, generation: int) -> None:
+    spliced = codec.splice_definition(generation, codec.encode_schedule(schedule))
+    assert spliced == encode("Definition", {"generation": generation, "schedule": schedule})
+
+
+@given(schedules, counts)
+def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generation: int) -> None:
+    command = codec.encode_schedule(schedule)
+    known = codec.peek_definition(codec.splice_definition(generation, command))
+    work = codec.decode_command(command)[2]
+    assert known == (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"], work, command)
+
+
+@given(schedules, st.data())
+def test_a_glance_at_a_damaged_definition_raises_nothing_else(schedule: Any, data: st.DataObject) -> None:
+    value = bytearray(codec.splice_definition(1, codec.encode_schedule(schedule)))
+    at = data.draw(st.integers(0, len(value)))
+    value[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=10))
+    try:
+        codec.peek_definition(bytes(value))
+    except UndecodableRecord as error:
+        assert str(error)
+
+
+@given(schedules, tokens, texts, counts, times, counts, counts, times)
+def test_a_spliced_dispatch_is_an_encoded_one(
+    schedule: Any, token: int, job_id: str, generation: int, slot_ms: int, attempt: int, partition: int, dispatched_ms: int
+) -> None:
+    work = codec.decode_command(codec.encode_schedule(schedule))[2]
+    record = {
+        "token": token,
+        "job_id": job_id,
+        "generation": generation,
+        "slot_ms": slot_ms,
+        "attempt": attempt,
+        "timer_partition": partition,
+        "dispatched_ms": dispatched_ms,
+        "work": schedule["work"],
+    }
+    assert codec.splice_dispatch(token, job_id, generation, slot_ms, attempt, partition, dispatched_ms, work) == encode("Dispatch", record)
+
+
+@given(st.one_of(longs, times, counts))
+@example(2**13 - 1)
+@example(2**13)
+@example(2**27 - 1)
+@example(2**27)
+@example(2**41 - 1)
+@example(2**41)
+@example(2**63 - 1)
+@example(-(2**63))
+def test_integers_are_written_as_fastavro_writes_them(number: int) -> None:
+    out = BytesIO()
+    schemaless_writer(out, "long", number)
+    value = out.getvalue()
+    assert varints.long(number) == value
+    if 0 <= number < 2**41:
+        assert varints.long_at(b"x" + value, 1) == (number, 1 + len(value))
+    else:
+        with pytest.raises(ValueError, match=r"negative|larger"):
+            varints.long_at(value, 0)
+
+
+@given(st.one_of(st.integers(2**63), st.integers(max_value=-(2**63) - 1)))
+def test_an_integer_beyond_64_bits_is_refused(number: int) -> None:
+    with pytest.raises(OverflowError):
+        varints.long(number)
