@@ -85,7 +85,7 @@ types: setup ## Check types, strictly
 	@$(BIN)/mypy
 
 contracts: setup ## Check that dependencies point one way
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 # ------------------------------------------------------------------------------------------------------------- shipping
 

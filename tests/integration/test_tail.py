@@ -25,6 +25,7 @@ from duewheel.cli.main import cli
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
 from duewheel.core.model import Definition, Dispatch, Failure, Outcome, Phase, Schedule, State, Work
 from duewheel.core.topology import Topology
+from tests.conftest import Installation
 
 DEADLINE_S = 20.0
 T0_MS = 1_772_366_400_000
@@ -32,29 +33,27 @@ T0_MS = 1_772_366_400_000
 Written = tuple[str, bytes | None, bytes | None, int]  # topic, key, value, timestamp
 
 
-def _create(kafka: KafkaConfig, *topics: str) -> None:
+def _create(kafka: KafkaConfig, topic: str, config: dict[str, str] | None = None) -> None:
     admin = AdminClient(kafka.common())  # kept until it has answered
-    for future in admin.create_topics([NewTopic(topic, 2, 1) for topic in topics]).values():
-        future.result(10)
+    admin.create_topics([NewTopic(topic, 2, 1, config=config or {})])[topic].result(10)
 
 
 @pytest.fixture
-def topology(broker: KafkaConfig) -> Topology:
-    topology = Topology(f"tail-{uuid.uuid4().hex[:12]}")
-    _create(broker, topology.intake, topology.state, topology.outcomes, topology.dead_letter, topology.dispatch("mail"))
-    return topology
+def topology(installation: Installation) -> Topology:
+    return installation.topology
 
 
 def _produce(kafka: KafkaConfig, records: Sequence[Written]) -> None:
-    producer = Producer(kafka.common())
+    """Writes one after the other, as they would come to be: brokers note when each arrives."""
+    producer = Producer({**kafka.common(), "linger.ms": 0})
     for topic, key, value, timestamp in records:
         producer.produce(topic, value=value, key=key, timestamp=timestamp)
-    assert producer.flush(10) == 0
+        assert producer.flush(10) == 0
 
 
 def _schedule(job_id: str) -> Schedule:
     work = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={})
-    return Schedule(job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="mail", work=work)
+    return Schedule(job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="default", work=work)
 
 
 def _command(topology: Topology, job_id: str, at_ms: int = T0_MS) -> Written:
@@ -83,7 +82,7 @@ def _life(topology: Topology, job_id: str) -> list[Written]:
         (topology.intake, key, codec.encode_schedule(_schedule(job_id)), T0_MS),
         (topology.state, b"d" + key, codec.encode_definition(Definition(generation=1, schedule=_schedule(job_id))), T0_MS + 1),
         (topology.state, b"s" + key, state(Phase.DISPATCHED, None), T0_MS + 2),
-        (topology.dispatch("mail"), key, codec.encode_dispatch(dispatch), T0_MS + 2),
+        (topology.dispatch("default"), key, codec.encode_dispatch(dispatch), T0_MS + 2),
         (topology.outcomes, key, codec.encode_outcome(outcome), T0_MS + 3),
         (topology.state, b"s" + key, state(Phase.FAILED, failure), T0_MS + 4),
         (topology.state, b"s" + key, None, T0_MS + 5),
@@ -109,7 +108,7 @@ def test_the_life_of_a_job_is_told_in_order(broker: KafkaConfig, topology: Topol
     told = _told(broker, topology, "--from-beginning")
     assert [entry["event"] for entry in told] == ["schedule", "scheduled", "dispatched", "attempt_failed", "failed", "forgotten"]
     assert {entry["job_id"] for entry in told} == {"welcome-42"}
-    assert {(entry["task"], entry["queue"]) for entry in told} == {("mail.send", "mail")}
+    assert {(entry["task"], entry["queue"]) for entry in told} == {("mail.send", "default")}
     assert told[2]["late_ms"] == 2
     assert (told[4]["error"], told[4]["message"]) == ("ValueError", "no such address")
 
@@ -117,7 +116,7 @@ def test_the_life_of_a_job_is_told_in_order(broker: KafkaConfig, topology: Topol
 def test_the_lines_for_people_say_the_same(broker: KafkaConfig, topology: Topology) -> None:
     _produce(broker, _life(topology, "welcome-42"))
     lines = _tail(broker, topology, "--from-beginning", "--max-events", "6").stdout.splitlines()
-    assert lines[2] == "12:00:00.002  dispatched           welcome-42  mail.send @mail  attempt 1  token 7  +2 ms"
+    assert lines[2] == "12:00:00.002  dispatched           welcome-42  mail.send @default  attempt 1  token 7  +2 ms"
     assert "ValueError: no such address" in lines[4]
 
 
@@ -149,12 +148,15 @@ def test_filters_choose(broker: KafkaConfig, topology: Topology) -> None:
     assert {entry["job_id"] for entry in only_a} == {"a"}
     assert len(only_a) == 6
     assert [e["event"] for e in _told(broker, topology, "--from-beginning", "--event", "dispatched")] == ["dispatched", "dispatched"]
-    assert len(_told(broker, topology, "--from-beginning", "--queue", "mail")) == 12
+    assert len(_told(broker, topology, "--from-beginning", "--queue", "default")) == 12
     assert _told(broker, topology, "--from-beginning", "--queue", "other") == []
     assert len(_told(broker, topology, "--from-beginning", "--max-events", "5")) == 5
 
 
-def test_since_begins_in_the_past(broker: KafkaConfig, topology: Topology) -> None:
+def test_since_begins_in_the_past(broker: KafkaConfig) -> None:
+    topology = Topology(f"tail-{uuid.uuid4().hex[:12]}")
+    # With the producer's times, so that a record can be an hour old.
+    _create(broker, topology.intake, config={"message.timestamp.type": "CreateTime"})
     now_ms = time.time_ns() // 1_000_000
     _produce(broker, [_command(topology, "old", now_ms - 3_600_000)])
     _produce(broker, [_command(topology, "recent", now_ms - 60_000)])
@@ -181,7 +183,7 @@ def test_by_default_it_begins_now_and_notices_topics_made_later(broker: KafkaCon
         assert _next(follower, historian) == ("schedule", "after")
         later = topology.dispatch("later")
         _create(broker, later)
-        dispatch = next(value for topic, _, value, _ in _life(topology, "new") if topic == topology.dispatch("mail"))
+        dispatch = next(value for topic, _, value, _ in _life(topology, "new") if topic == topology.dispatch("default"))
         _produce(broker, [(later, b"new", dispatch, T0_MS)])
         assert _next(follower, historian) == ("dispatched", "new")
     finally:

@@ -138,3 +138,14 @@ def test_merge_holds_a_bounded_number() -> None:
     for written_ms in (30, 10, 20):
         merge.add(_entry(written_ms))
     assert [entry.source.written_ms for entry in merge.release()] == [10]
+
+
+def test_merge_never_dispatches_a_job_before_it_is_scheduled() -> None:
+    merge = Merge([])
+    scheduled = replace(_entry(12, Happening.SCHEDULED), job_id="a", generation=1)
+    dispatched = replace(_entry(10, Happening.DISPATCHED), job_id="a", generation=1)
+    replaced = replace(_entry(14, Happening.SCHEDULED), job_id="a", generation=2)
+    other = replace(_entry(11, Happening.DISPATCHED), job_id="b", generation=1)
+    for entry in (replaced, dispatched, other, scheduled):
+        merge.add(entry)
+    assert merge.release() == [scheduled, other, dispatched, replaced]

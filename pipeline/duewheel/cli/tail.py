@@ -21,6 +21,7 @@ from duewheel.core.history import Entry, Happening, Memory, Merge
 from duewheel.core.topology import Topology
 
 _POLL_S: Final = 0.1  # how soon Ctrl-C and the ends asked for are noticed
+_GATHER_S: Final = 0.02  # what one transaction wrote comes together, if not at once; then it can be put in order
 _BATCH_RECORDS_MAX: Final = 1_000
 
 
@@ -91,7 +92,10 @@ def _followed(
     merge, memory = Merge(follower.partitions), Memory()
     count, idle_since = 0, time.monotonic()
     while count != entries_max:
-        for record in follower.poll(_POLL_S, _BATCH_RECORDS_MAX):
+        records = follower.poll(_POLL_S, _BATCH_RECORDS_MAX)
+        if 0 < len(records) < _BATCH_RECORDS_MAX:
+            records += follower.poll(_GATHER_S, _BATCH_RECORDS_MAX)
+        for record in records:
             merge.reach((record.topic(), record.partition()), record.timestamp()[1])
             entry = historian.entry(record)
             if entry is not None:

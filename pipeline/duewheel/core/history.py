@@ -10,8 +10,8 @@ and whoever else tells the story tells the same one:
     state     succeeded           the owner accepted it: this is how the run ended
     state     forgotten           its retention is over
 
-Records of different topics arrive in any order. `Merge` puts them back in order of time while history is being read, holding
-ENTRIES_HELD_MAX at most; what is live is ordered within each batch only.
+Records of different topics arrive in any order. `Merge` puts them back in order of the brokers' time while history is being read,
+holding ENTRIES_HELD_MAX at most; what is live is ordered within each batch only.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ JOBS_REMEMBERED_MAX: Final = 50_000
 
 
 class Happening(StrEnum):
-    """What an entry says. The order is that of the topics within one millisecond."""
+    """What an entry says. The order is that in which one thing leads to the next, for entries of one millisecond."""
 
     SCHEDULE = "schedule"
     CANCEL = "cancel"
+    SCHEDULED = "scheduled"
+    DISPATCHED = "dispatched"
     ATTEMPT_SUCCEEDED = "attempt_succeeded"
     ATTEMPT_FAILED = "attempt_failed"
     ATTEMPT_LOST = "attempt_lost"
     ATTEMPT_INTERRUPTED = "attempt_interrupted"
-    SCHEDULED = "scheduled"
     WAITING = "waiting"
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     FORGOTTEN = "forgotten"
-    DISPATCHED = "dispatched"
     DEAD_LETTER = "dead_letter"
     UNREADABLE = "unreadable"
 
@@ -269,4 +269,21 @@ class Merge:
         out = []
         while self._held and (safe_ms is None or self._held[0][0] < safe_ms or len(self._held) > self._held_max):
             out.append(heapq.heappop(self._held)[-1])
-        return out
+        return _causes_first(out)
+
+
+def _causes_first(entries: list[Entry]) -> list[Entry]:
+    """`entries` with no job dispatched before it is scheduled.
+
+    A job that is due at once is taken and dispatched in one transaction. Its two records reach two partitions in either order, some
+    milliseconds apart, by which the brokers' times put them. Everything else that follows from a record comes after its commit.
+    """
+    dispatched: dict[tuple[str | None, int | None], int] = {}
+    for index, entry in enumerate(entries):
+        job = (entry.job_id, entry.generation)
+        if entry.event == Happening.DISPATCHED:
+            dispatched.setdefault(job, index)
+        elif entry.event == Happening.SCHEDULED and job in dispatched:
+            earlier = dispatched.pop(job)
+            entries[earlier], entries[index] = entry, entries[earlier]
+    return entries
