@@ -2,7 +2,7 @@
 
     with RunFolder.take(Path(".duewheel"), "demo") as run, Fleet(kafka, topology, run) as fleet:
         first = fleet.start_processor("processor-1")
-        worker = fleet.start_worker("worker-1", "shop.tasks:app", queues=["default"], concurrency=8)
+        worker = fleet.start_worker("worker-1", "shop.tasks:app", concurrency=8)
         fleet.await_that(lambda: first.logged("processor.active"), 30, "processor-1 has a partition")
         first.kill()                                  # SIGKILL; also stop, pause, resume
         fleet.check()                                 # raises where one ended that nobody ended
@@ -10,8 +10,8 @@
 Each is what a person would start in a terminal: `python -m duewheel.cli.main processor …`. Its log is JSON lines in `<name>.log`, its state
 folder `<name>.state`, both in the run's folder. However the program ends, kill -9 included, its children end too (see `devbroker.guard`).
 
-A child's settings are those of this program's clients and what is passed here; other DUEWHEEL_… variables of the environment are kept
-from it.
+Towards Kafka each bears its name as client.id, so that the members of a group can be told apart. A child's settings are those of this
+program's clients and what is passed here; other DUEWHEEL_… variables of the environment are kept from it.
 """
 
 from __future__ import annotations
@@ -88,10 +88,9 @@ class Fleet:
     """
 
     def __init__(self, kafka: KafkaConfig, topology: Topology, run: RunFolder, log_level: str = "info") -> None:
+        self._kafka = kafka
+        self._topology = topology
         self._run = run
-        self._environment = _environment(kafka, topology)
-        # What has white space cannot pass through the environment; the rest should not stand in the list of processes.
-        self._options = [part for pair in _pairs(kafka) if _has_space(pair) for part in ("-X", pair)]
         self._log_level = log_level
         self.children: list[Child] = []
 
@@ -109,7 +108,7 @@ class Fleet:
         name: str,
         app: str,
         *arguments: str,
-        queues: Sequence[str] = (QUEUE_DEFAULT,),
+        queue: str = QUEUE_DEFAULT,
         concurrency: int = 4,
         environment: Mapping[str, str] | None = None,
     ) -> Child:
@@ -119,12 +118,12 @@ class Fleet:
             name: names it and its log.
             app: where its tasks are, as "module:app".
             arguments: more for `duewheel worker`.
-            queues: whose jobs it runs.
+            queue: whose jobs it runs.
             concurrency: how many it runs at a time.
             environment: what its tasks want to find there.
         """
-        named = [part for queue in queues for part in ("-q", queue)]
-        return self._start(name, "worker", app, *named, "-c", str(concurrency), *arguments, environment=environment)
+        own = ("-q", queue, "-c", str(concurrency), "--name", name)
+        return self._start(name, "worker", app, *own, *arguments, environment=environment)
 
     def check(self) -> None:
         """Raises ChildDied where a child ended by itself."""
@@ -176,24 +175,21 @@ class Fleet:
 
     def _start(self, name: str, command: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
         program = [sys.executable, "-m", "duewheel.cli.main", "--log-format", "json", "--log-level", self._log_level, command]
+        options = [f"{option}={value}" for option, value in {**self._kafka.options, "client.id": name}.items()]
+        # What has white space cannot pass through the environment; the rest should not stand in the list of processes.
+        passed = [part for option in options if _has_space(option) for part in ("-X", option)]
+        child_environment = {
+            **{variable: value for variable, value in os.environ.items() if not variable.startswith("DUEWHEEL_")},
+            "DUEWHEEL_BOOTSTRAP_SERVERS": self._kafka.bootstrap_servers,
+            "DUEWHEEL_PREFIX": self._topology.prefix,
+            "DUEWHEEL_KAFKA_OPTIONS": " ".join(option for option in options if not _has_space(option)),
+            **(environment or {}),
+        }
         log = self._run.path / f"{name}.log"
-        child = Child(name, [*program, *self._options, *arguments], log, self._run.lock, {**self._environment, **(environment or {})})
+        child = Child(name, [*program, *passed, *arguments], log, self._run.lock, child_environment)
         self.children.append(child)
         child.start()
         return child
-
-
-def _environment(kafka: KafkaConfig, topology: Topology) -> dict[str, str]:
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("DUEWHEEL_")},
-        "DUEWHEEL_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "DUEWHEEL_PREFIX": topology.prefix,
-        "DUEWHEEL_KAFKA_OPTIONS": " ".join(pair for pair in _pairs(kafka) if not _has_space(pair)),
-    }
-
-
-def _pairs(kafka: KafkaConfig) -> list[str]:
-    return [f"{name}={value}" for name, value in kafka.options.items()]
 
 
 def _has_space(text: str) -> bool:
