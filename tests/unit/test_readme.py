@@ -64,11 +64,6 @@ def test_the_readme_shows_the_command_that_shows_it() -> None:
     assert ["make", "demo"] in [words for where, words in COMMANDS if where.startswith("README")]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
-def test_each_block_says_its_language(block: Block) -> None:
-    assert block.language, f"{block.where}: write ```text where it is neither python nor sh"
-
-
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python_compiles_and_its_imports_exist(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text, block.where)):
