@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from duewheel.adapters.kafka.topics import Actual, Alter, Create, Declared, Notice, Refusal, declare, plan
+from duewheel.adapters.kafka.topics import Actual, Alter, Create, Declared, Notice, Refusal, declare, plan, refuse
 from duewheel.core.errors import BadConfiguration
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.topology import Topology
@@ -71,7 +71,7 @@ def test_replication_follows_the_number_of_brokers(brokers: int, replication: in
 
 @pytest.mark.parametrize("replication", [0, 4])
 def test_impossible_replication_is_refused_with_what_is_possible(replication: int) -> None:
-    with pytest.raises(BadConfiguration, match=f"replication is {replication}; this cluster has 3 brokers, so 1 to 3 are possible"):
+    with pytest.raises(BadConfiguration, match=f"replication is {replication}; this cluster has 3 brokers: 1 to 3 can be had"):
         declared(replication=replication)
 
 
@@ -108,8 +108,10 @@ def test_another_partition_count_is_refused_with_the_reason_and_the_remedy() -> 
     wanted = declared()[TOPOLOGY.state]
     (change,) = plan([wanted], {wanted.topic: replace(as_declared(wanted), partitions=5)})
     assert change == Refusal("d.state", actual=5, declared=4)
-    for part in ("d.state has 5 partitions", "4 are declared", "murmur2(job id) % count", "Declare 5", "--prefix"):
-        assert part in str(change)
+    with pytest.raises(BadConfiguration) as refused:
+        refuse([change])
+    for part in ("d.state has 5 partitions", "4 are declared", "murmur2(job id) % count", "Declare what there is", "--prefix"):
+        assert part in str(refused.value)
 
 
 def test_fewer_replicas_are_noticed_and_never_need_more_in_sync_than_exist() -> None:

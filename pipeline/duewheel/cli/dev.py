@@ -11,7 +11,10 @@ from typing import Final
 
 import click
 
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.topics import ensure
 from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.topology import QUEUE_DEFAULT, Topology
 from duewheel.devbroker import DevCluster
 
 WATCH_S: Final = 0.5
@@ -35,6 +38,8 @@ def dev() -> None:
 @click.option("--kafka-home", envvar="DUEWHEEL_KAFKA_HOME", show_envvar=True, help="An unpacked Kafka, instead of the pinned jars.")
 @click.option("--jvm-option", "jvm_options", multiple=True, envvar="DUEWHEEL_DEV_JVM_OPTION", show_envvar=True,
               help="Such as -Xmx1g. Repeatable.")  # fmt: skip
+@click.option("--topics", "with_topics", is_flag=True, envvar="DUEWHEEL_DEV_TOPICS", show_envvar=True,
+              help="Make Duewheel's topics on it, as `duewheel topics apply` does.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, envvar="DUEWHEEL_DEV_JSON", show_envvar=True,
               help="One line of JSON once it is ready, instead of text.")  # fmt: skip
 def broker(
@@ -45,6 +50,7 @@ def broker(
     java: str | None,
     kafka_home: str | None,
     jvm_options: tuple[str, ...],
+    with_topics: bool,
     as_json: bool,
 ) -> None:
     """Starts a Kafka for development and runs it until Ctrl-C.
@@ -52,11 +58,11 @@ def broker(
     The first start fetches Kafka (38 MB); a later one takes 2 to 4 seconds. Nothing is left running, however this command ends.
     """
     signal.signal(signal.SIGTERM, _interrupt)
-    cluster = DevCluster(
-        folder, brokers=int(brokers), port=port, data=data, java=java, kafka_home=kafka_home, jvm_options=jvm_options
-    )  # fmt: skip
+    cluster = DevCluster(folder, brokers=int(brokers), port=port, data=data, java=java, kafka_home=kafka_home, jvm_options=jvm_options)
     try:
         with cluster:
+            if with_topics:
+                ensure(KafkaConfig(cluster.bootstrap_servers), Topology(), {QUEUE_DEFAULT: None})
             _announce(cluster, as_json=as_json)
             _watch(cluster)
     except KeyboardInterrupt:

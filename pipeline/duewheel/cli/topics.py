@@ -10,9 +10,8 @@ from typing import Any, Final
 import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
-from duewheel.adapters.kafka.topics import Alter, Change, Create, Notice, Refusal, TopicAdmin
+from duewheel.adapters.kafka.topics import Alter, Change, Create, Notice, Refusal, TopicAdmin, refuse
 from duewheel.cli.common import cluster_options, option
-from duewheel.core.errors import BadConfiguration
 from duewheel.core.limits import QUEUE_CHARS_MAX
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
 
@@ -74,9 +73,7 @@ def plan_command(
     """
     changes = TopicAdmin(kafka, topology, timeout_s).plan(queues, partitions, replication)
     _show(changes, as_json=as_json)
-    refusals = sum(isinstance(change, Refusal) for change in changes)
-    if refusals:
-        raise BadConfiguration(f"{refusals} of these would be refused, and so nothing applied")
+    refuse(changes)
 
 
 @topics.command("apply")

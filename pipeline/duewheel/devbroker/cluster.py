@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import string
 import subprocess
@@ -42,7 +43,7 @@ from duewheel.core.errors import BadConfiguration, EnvironmentFailure
 from duewheel.devbroker import jars
 from duewheel.devbroker.java import Distribution
 from duewheel.devbroker.runfolder import RunFolder
-from duewheel.devbroker.supervised import LOG_LINES_SHOWN, STOP_TIMEOUT_S, Supervised, indented, tail
+from duewheel.devbroker.supervised import LOG_BYTES_READ, LOG_LINES_SHOWN, STOP_TIMEOUT_S, Supervised, indented
 
 HOST: Final = "127.0.0.1"
 BROKERS_ALLOWED: Final = (1, 3)
@@ -65,6 +66,7 @@ _REMEDIES: Final = {
     "No space left on device": "the disk is full: free some space, or name another folder with --folder",
     "Invalid cluster.id": "the data folder belongs to another cluster: name another, or delete it",
 }
+_COMPLAINT: Final = re.compile(r" (ERROR|FATAL) |Exception|Error: ")
 
 
 class Broker(Supervised):
@@ -81,6 +83,12 @@ class Broker(Supervised):
         super().__init__(command, folder / "broker.log", lock)
         self.node_id = node_id
         self.port = port
+        self._log_start_bytes = 0
+
+    def start(self) -> None:
+        if not self.running:
+            self._log_start_bytes = self.log.stat().st_size if self.log.exists() else 0
+        super().start()
 
     @property
     def address(self) -> str:
@@ -107,7 +115,7 @@ class Broker(Supervised):
             time.sleep(_POLL_S)
 
     def _failure(self, what: str) -> EnvironmentFailure:
-        return _failure(f"node {self.node_id} of the development broker {what}", self.log, self.log_tail())
+        return _failure(f"node {self.node_id} of the development broker {what}", self.log, self._log_start_bytes)
 
 
 class DevCluster:
@@ -167,9 +175,14 @@ class DevCluster:
         """Fetches what is missing, starts every node and waits until all answer.
 
         Raises:
-            BadConfiguration: a Java or Kafka that is not there.
+            BadConfiguration: a folder that cannot be made, a Java or Kafka that is not there.
+            StateFolderInUse: another broker has `data`.
             EnvironmentFailure: it did not come up; the message ends with the broker's log, which is kept.
         """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadConfiguration(f"the folder for jars, data and logs, {self.folder}, cannot be made: {error}; name another") from error
         distribution = Distribution.find(self.folder, self._java, self._kafka_home)
         self._run = RunFolder.take(self.folder, "broker", self._data)
         try:
@@ -189,10 +202,31 @@ class DevCluster:
         self._end(keep_folder=False)
 
     def await_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Waits until every node that runs answers."""
+        """Waits until every node that runs answers.
+
+        Raises:
+            EnvironmentFailure: one ended or did not answer in time.
+        """
         for broker in self.brokers:
             if broker.running:
                 broker.await_ready(timeout_s)
+
+    def await_in_sync(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Waits until every partition has all its replicas in sync, so that another node may go without stopping writes.
+
+        Raises:
+            EnvironmentFailure: some were behind for all of `timeout_s`.
+        """
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0, "socket.timeout.ms": 5000})
+        deadline = time.monotonic() + timeout_s
+        behind = ["unknown"]
+        while behind:
+            if time.monotonic() > deadline:
+                raise EnvironmentFailure(f"replicas are still behind after {timeout_s:.0f} s: {', '.join(behind[:10])}")
+            with contextlib.suppress(KafkaException):
+                topics = admin.list_topics(timeout=1.0).topics.values()
+                behind = [f"{t.topic}/{p.id}" for t in topics for p in t.partitions.values() if len(p.isrs) < len(p.replicas)]
+            time.sleep(_POLL_S)
 
     def _start(self, distribution: Distribution) -> None:
         for attempt in range(1, START_TRIES_MAX + 1):
@@ -293,7 +327,7 @@ def _format(distribution: Distribution, folders: Sequence[Path], flags: Sequence
             if process.wait(FORMAT_TIMEOUT_S) != 0:
                 log_path = folder / "broker.log"
                 what = f"the data folder of the development broker could not be made (exit code {process.returncode})"
-                raise _failure(what, log_path, tail(log_path, LOG_LINES_SHOWN))
+                raise _failure(what, log_path, 0)
     finally:
         for _folder, process in running:
             if process.poll() is None:
@@ -301,7 +335,19 @@ def _format(distribution: Distribution, folders: Sequence[Path], flags: Sequence
                 process.wait()
 
 
-def _failure(what: str, log: Path, tail: str) -> EnvironmentFailure:
-    remedies = [remedy for needle, remedy in _REMEDIES.items() if needle in tail]
+def _failure(what: str, log: Path, start_bytes: int) -> EnvironmentFailure:
+    with log.open("rb") as file:
+        file.seek(start_bytes)
+        text = file.read(LOG_BYTES_READ).decode(errors="replace")
+    remedies = [remedy for needle, remedy in _REMEDIES.items() if needle in text]
     remedy = "; ".join(remedies) or "the reason is most likely among the lines below"
-    return EnvironmentFailure(f"{what}. What to do: {remedy}. Its log {log} ends:\n{indented(tail)}")
+    return EnvironmentFailure(f"{what}. What to do: {remedy}. Its log is {log}:\n{indented(_telling(text.splitlines()))}")
+
+
+def _telling(lines: Sequence[str]) -> str:
+    """The first complaint, which is the cause, and the end; in between Kafka reports how it shuts down."""
+    first = next((at for at, line in enumerate(lines) if _COMPLAINT.search(line)), len(lines))
+    if first + LOG_LINES_SHOWN >= len(lines):
+        return "\n".join(lines[-LOG_LINES_SHOWN:])
+    half = LOG_LINES_SHOWN // 2
+    return "\n".join([*lines[first : first + half], "…", *lines[-half:]])

@@ -14,7 +14,7 @@ from duewheel.devbroker import guard
 
 STOP_TIMEOUT_S: Final = 10.0
 LOG_LINES_SHOWN: Final = 25
-LOG_BYTES_READ: Final = 65_536
+LOG_BYTES_READ: Final = 1_048_576
 
 
 class Supervised:

@@ -95,11 +95,7 @@ class Refusal:
     declared: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.topic} has {_count(self.actual, 'partition')}, and {self.declared} are declared. A partition count is never changed: "
-            f"a job belongs to partition murmur2(job id) % count, and would be looked for where it is not. Declare {self.actual} "
-            "(--partitions for timer partitions, --queue NAME:N for a queue's), or begin a new installation under another --prefix"
-        )
+        return f"{self.topic} has {_count(self.actual, 'partition')}, and {self.declared} are declared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +116,21 @@ class Notice:
 Change = Create | Alter | Refusal | Notice
 
 
+def refuse(changes: Iterable[Change]) -> None:
+    """Nothing, unless one of `changes` must not be made.
+
+    Raises:
+        BadConfiguration: names each partition count that differs, why it stays, and what to do.
+    """
+    refusals = [change for change in changes if isinstance(change, Refusal)]
+    if refusals:
+        raise BadConfiguration(
+            f"{'; '.join(map(str, refusals))}. A partition count is never changed: a job belongs to partition murmur2(job id) % count, and "
+            "would be looked for where it is not. Nothing was applied. Declare what there is (--partitions for timer partitions, --queue "
+            "NAME:N for a queue), or begin a new installation under another --prefix"
+        )
+
+
 def declare(topology: Topology, queues: Mapping[str, int], partitions: int, replication: int | None, brokers: int) -> list[Declared]:
     """The topics of one installation, as `topics/topics.toml` declares them.
 
@@ -134,9 +145,7 @@ def declare(topology: Topology, queues: Mapping[str, int], partitions: int, repl
         BadConfiguration: more replicas than brokers.
     """
     if replication is not None and not 1 <= replication <= brokers:
-        raise BadConfiguration(
-            f"replication is {replication}; this cluster has {_count(brokers, 'broker')}, so 1 to {brokers} are possible"
-        )
+        raise BadConfiguration(f"replication is {replication}; this cluster has {_count(brokers, 'broker')}: 1 to {brokers} can be had")
     file = tomllib.loads((resources.folder("topics") / "topics.toml").read_text())
     every = file.pop("every")
     replicas = replication or min(every["replication"], brokers)
@@ -207,7 +216,8 @@ class TopicAdmin:
         self._kafka = kafka
         self._topology = topology
         self._timeout_s = timeout_s
-        self._admin = AdminClient(kafka.common())
+        # Every failure surfaces as an exception; the client's own log would repeat "connection refused" twenty times a second.
+        self._admin = AdminClient({**kafka.common(), "log_level": kafka.options.get("log_level", 0)})
 
     def plan(self, queues: Mapping[str, int | None], partitions: int | None = None, replication: int | None = None) -> list[Change]:
         """Compares the cluster with the declarations. Queues that exist are compared too, named or not.
@@ -261,9 +271,7 @@ class TopicAdmin:
             BadConfiguration: one of them is a refusal; nothing was changed.
             BrokerUnavailable, EnvironmentFailure: the cluster did not answer, or would not; apply again.
         """
-        refusals = [str(change) for change in changes if isinstance(change, Refusal)]
-        if refusals:
-            raise BadConfiguration("; ".join(refusals))
+        refuse(changes)
         created = [change.declared for change in changes if isinstance(change, Create)]
         if created:
             self._create(created)
@@ -353,7 +361,11 @@ class TopicAdmin:
             raise EnvironmentFailure(f"the Kafka cluster at {self._kafka.bootstrap_servers} refused: {failure.str()}") from error
 
     def _unavailable(self, error: object) -> BrokerUnavailable:
-        return BrokerUnavailable(f"no Kafka broker answered at {self._kafka.bootstrap_servers} within {self._timeout_s:g} s: {error}")
+        why = f" ({error.args[0].str()})" if isinstance(error, KafkaException) else ""
+        return BrokerUnavailable(
+            f"no Kafka broker answered at {self._kafka.bootstrap_servers} within {self._timeout_s:g} s{why}; is it running, and is "
+            "--bootstrap-servers (DUEWHEEL_BOOTSTRAP_SERVERS) right?"
+        )
 
 
 def ensure(kafka: KafkaConfig, topology: Topology, queues: Mapping[str, int | None], partitions: int | None = None) -> list[Change]:
