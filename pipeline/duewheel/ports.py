@@ -244,6 +244,9 @@ class Codec(Protocol):
             UndecodableRecord: this and every other decoder.
         """
 
+    def current_command(self, value: bytes) -> bytes:
+        """A Schedule that `decode_command` took, encoded by the current schema; what is taken by `splice_definition`."""
+
     def decode_outcome(self, value: bytes | None) -> Outcome: ...
     def decode_state(self, value: bytes | None) -> State: ...
     def decode_progress(self, value: bytes | None) -> Progress: ...

@@ -8,7 +8,7 @@ Reading depends on the record alone, so it is done while the last transaction is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -34,11 +34,13 @@ class Command(NamedTuple):
     kind: Kind
     partition: int
     offset: int
+    record: Record
     what: Any
     """The Schedule or Cancel; for FORWARD the partition it belongs to; for REFUSE the error."""
-    work: bytes
+    work: bytes = b""
     """Of a Schedule, its work, encoded."""
-    record: Record
+    value: bytes = b""
+    """The Schedule itself, encoded by the current schema."""
 
 
 class CommandReader:
@@ -51,30 +53,43 @@ class CommandReader:
     """
 
     def __init__(self, codec: Codec, partition_of: Callable[[bytes, int], int], partitions: int) -> None:
-        self._decode = codec.decode_command
+        self._codec = codec
         self._partition_of = partition_of
         self._partitions = partitions
 
-    def read(self, record: Record) -> Command:
-        """What is to be done with `record`."""
-        key, partition, offset = record.key(), record.partition(), record.offset()
-        try:
-            if key is None:
-                raise UndecodableRecord(Reason.NO_KEY, "the record has no key; publish it under its job id, in UTF-8")
-            kind, command, work = self._decode(record.value())
-            if command["job_id"].encode() != key:
-                message = f"the key {key!r} is not the job id {command['job_id']!r}; publish each command under its own job id"
-                raise RejectedJob(Reason.KEY_MISMATCH, message)
-            if kind == "schedule":
-                check_schedule(command)
+    def read(self, records: Sequence[Record]) -> list[Command]:
+        """What is to be done with each of `records`."""
+        decode, partition_of, partitions = self._codec.decode_command, self._partition_of, self._partitions
+        commands = []
+        for record in records:
+            key, value, partition, offset = record.key(), record.value(), record.partition(), record.offset()
+            try:
+                if key is None:
+                    raise UndecodableRecord(Reason.NO_KEY, "the record has no key; publish it under its job id, in UTF-8")
+                kind, command, work = decode(value)
+                if command["job_id"].encode() != key:
+                    raise _key_mismatch(key, command["job_id"])
+                if kind == "schedule":
+                    check_schedule(command)
+                else:
+                    check_cancel(command)
+            except (UndecodableRecord, RejectedJob) as error:
+                commands.append(Command(Kind.REFUSE, partition, offset, record, error))
+                continue
+            home = partition_of(key, partitions)
+            if home != partition:
+                commands.append(Command(Kind.FORWARD, partition, offset, record, home))
+            elif kind == "schedule":
+                assert value is not None
+                commands.append(Command(Kind.SCHEDULE, partition, offset, record, command, work, self._codec.current_command(value)))
             else:
-                check_cancel(command)
-        except (UndecodableRecord, RejectedJob) as error:
-            return Command(Kind.REFUSE, partition, offset, error, b"", record)
-        home = self._partition_of(key, self._partitions)
-        if home != partition:
-            return Command(Kind.FORWARD, partition, offset, home, b"", record)
-        return Command(Kind.SCHEDULE if kind == "schedule" else Kind.CANCEL, partition, offset, command, work, record)
+                commands.append(Command(Kind.CANCEL, partition, offset, record, command))
+        return commands
+
+
+def _key_mismatch(key: bytes, job_id: str) -> RejectedJob:
+    message = f"the key {key!r} is not the job id {job_id!r}; publish each command under its own job id"
+    return RejectedJob(Reason.KEY_MISMATCH, message)
 
 
 def unknown_queue(queue: str) -> RejectedJob:

@@ -144,8 +144,7 @@ class Processor:
         self._finish_catching_up()
         outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
         records = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
-        read = self._commands.read
-        commands = [read(record) for record in records]
+        commands = self._commands.read(records)
         now_ms = self._now_ms()
         try:
             self._settle()
@@ -277,7 +276,7 @@ class Processor:
                 batch.refused.append((record, error))
 
     def _take_commands(self, commands: Sequence[Command], batches: dict[int, _Batch], now_ms: int) -> None:
-        for kind, number, offset, what, work, record in commands:
+        for kind, number, offset, record, what, work, value in commands:
             batch = batches.get(number) or self._batch(number, batches, now_ms)
             if batch is None or offset < batch.intake_offset:
                 continue
@@ -285,7 +284,7 @@ class Processor:
             if kind is Kind.SCHEDULE:
                 queue = what["queue"]
                 if queue in self._queues or self._queue_partitions(queue):
-                    batch.step.schedule(what, work, record.value())
+                    batch.step.schedule(what, work, value)
                 else:
                     batch.refused.append((record, unknown_queue(queue)))
             elif kind is Kind.CANCEL:
