@@ -364,7 +364,11 @@ def _bytes_at(value: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _string_at(value: bytes, at: int) -> tuple[str, int]:
-    size, begin = long_at(value, at)
+    size = value[at]
+    if size & _NOT_SMALL:
+        size, begin = long_at(value, at)
+    else:
+        size, begin = size >> 1, at + 1
     end = begin + size
     if end > len(value):
         raise ValueError("bytes missing")
@@ -372,14 +376,27 @@ def _string_at(value: bytes, at: int) -> tuple[str, int]:
 
 
 def _headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
-    count, at = long_at(value, at)
+    """The headers that begin at `at`, and where they end. Spelled out for short ones, since most jobs carry one or two."""
+    count = value[at]
+    at += 1
     if count == 0:
         return {}, at
     headers = {}
-    for _ in range(count):
-        name, at = _string_at(value, at)
-        headers[name], at = _string_at(value, at)
-    if value[at] or len(headers) != count:
+    sizes = count
+    for _ in range(count >> 1):
+        size = value[at]
+        sizes |= size
+        begin = at + 1
+        at = begin + (size >> 1)
+        name = value[begin:at].decode()
+        size = value[at]
+        sizes |= size
+        begin = at + 1
+        at = begin + (size >> 1)
+        headers[name] = value[begin:at].decode()
+    if sizes & _NOT_SMALL:
+        raise ValueError("many headers, or long ones")
+    if value[at] or len(headers) != count >> 1:
         raise ValueError("another block, or a name twice")
     return headers, at + 1
 
