@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -157,10 +158,8 @@ def test_a_glance_at_a_damaged_definition_raises_nothing_else(schedule: Any, dat
     value = bytearray(codec.splice_definition(1, codec.encode_schedule(schedule)))
     at = data.draw(st.integers(0, len(value)))
     value[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=10))
-    try:
+    with suppress(UndecodableRecord):
         codec.peek_definition(bytes(value))
-    except UndecodableRecord as error:
-        assert str(error)
 
 
 @given(schedules, tokens, texts, counts, times, counts, counts, times)

@@ -36,6 +36,8 @@ REMEMBERED_MAX: Final = 4_096
 _middles: dict[tuple[Any, ...], bytes] = {}
 _heads: dict[tuple[Any, ...], bytes] = {}
 _nows: dict[int, bytes] = {}
+_tails: dict[tuple[int, int, int], bytes] = {}
+_workers: dict[str, bytes] = {}
 
 
 def encode_schedule(record: Schedule) -> bytes:
@@ -106,6 +108,7 @@ def splice_dispatch(
 ) -> bytes:
     """The Dispatch around `work`, the encoded work of a Schedule."""
     key = job_id.encode()
+    pieces = (attempt, timer_partition, dispatched_ms)
     return b"".join(
         (
             _DISPATCH,
@@ -114,9 +117,7 @@ def splice_dispatch(
             key,
             long(generation),
             long(slot_ms),
-            long(attempt),
-            long(timer_partition),
-            _now(dispatched_ms),
+            _tails.get(pieces) or _remember(_tails, pieces, long(attempt) + long(timer_partition) + long(dispatched_ms)),
             work,
         )
     )
@@ -125,6 +126,7 @@ def splice_dispatch(
 def encode_outcome(record: Outcome) -> bytes:
     """The Outcome, ready to be published."""
     job_id = record["job_id"].encode()
+    worker = record["worker"]
     error = record["error"]
     return b"".join(
         (
@@ -135,9 +137,9 @@ def encode_outcome(record: Outcome) -> bytes:
             long(record["slot_ms"]),
             long(record["attempt"]),
             LAST[RESULTS[record["result"]] << 1],
-            long(record["started_ms"]),
-            long(record["finished_ms"]),
-            _string(record["worker"]),
+            _now(record["started_ms"]),
+            _now(record["finished_ms"]),
+            _workers.get(worker) or _remember(_workers, worker, _string(worker)),
             b"\0" if error is None else _failure(error),
         )
     )
@@ -181,7 +183,8 @@ def _remember(memory: dict[Any, bytes], key: Any, piece: bytes) -> bytes:
 
 def _string(text: str) -> bytes:
     data = text.encode()
-    return long(len(data)) + data
+    size = len(data)
+    return (LAST[size << 1] if size < 8_192 else long(size)) + data
 
 
 def _headers(headers: dict[str, str]) -> bytes:

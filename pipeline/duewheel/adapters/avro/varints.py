@@ -66,6 +66,8 @@ def long_at(value: bytes, at: int) -> tuple[int, int]:
     if low < 128:
         return low >> 1, at + 1
     byte = value[at + 1]
+    if 0 < byte < 128:
+        return (low & 127 | byte << 7) >> 1, at + 2
     number = low & 127 | (byte & 127) << 7
     shift = 14
     at += 2
