@@ -16,6 +16,7 @@ from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
 if TYPE_CHECKING:
     from duewheel.engine.processor import Processor
+    from duewheel.ports import Clock
     from duewheel.worker.app import App
     from duewheel.worker.loop import Worker
 
@@ -53,14 +54,17 @@ def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float) -
     return Client(log, SystemClock(), codec.encode_schedule, codec.encode_cancel, new_job_id)
 
 
-def timer_processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float) -> Processor:
-    """A timer processor over Kafka, RocksDB, Avro and the machine's clock.
+def timer_processor(
+    kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, clock: Clock | None = None
+) -> Processor:
+    """A timer processor over Kafka, RocksDB, Avro and a clock.
 
     Args:
         kafka: where the cluster is.
         topology: which installation on it.
         state_dir: where local stores lie; one process at a time can hold it.
         broker_timeout_s: how long the cluster may be away before the processor gives up.
+        clock: what time it is; the machine's clock where none is given.
 
     Raises:
         StateFolderInUse: another process holds the folder.
@@ -83,19 +87,24 @@ def timer_processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, bro
     memory = Memory()
     intake = KafkaGroupReader(kafka, topology.intake, topology.processor_group)
     name = f"{topology.prefix}.processor.{uuid.uuid4().hex}"
-    return Processor(
-        topology=topology,
-        clock=SystemClock(),
-        codec=codec,
-        cluster=cluster,
-        intake=intake,
-        outcomes=KafkaReader(kafka, topology.outcomes),
-        changelog=KafkaReader(kafka, topology.state),
-        output=KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer}),
-        open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
-        partition_of=partition_of,
-        broker_timeout_ms=round(broker_timeout_s * 1000),
-    )
+    try:
+        return Processor(
+            topology=topology,
+            clock=clock or SystemClock(),
+            codec=codec,
+            cluster=cluster,
+            intake=intake,
+            outcomes=KafkaReader(kafka, topology.outcomes),
+            changelog=KafkaReader(kafka, topology.state),
+            output=KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer}),
+            open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
+            close_stores=folder.close,
+            partition_of=partition_of,
+            broker_timeout_ms=round(broker_timeout_s * 1000),
+        )
+    except BaseException:
+        folder.close()  # the caller may try again, and must not find its own lock
+        raise
 
 
 def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float) -> Worker:

@@ -89,6 +89,7 @@ class Processor:
         topology: names of topics and groups.
         clock, codec, cluster, intake, outcomes, changelog, output: the world, as in `ports`. `output` commits for `intake`'s group.
         open_store: opens the local store of a partition.
+        close_stores: lets others open them.
         partition_of: the timer partition of a key, given the number of partitions.
         broker_timeout_ms: how long the cluster may be away before `turn` gives up.
     """
@@ -105,6 +106,7 @@ class Processor:
         changelog: PartitionReader,
         output: TransactionalOutput,
         open_store: Callable[[int], Store],
+        close_stores: Callable[[], None],
         partition_of: Callable[[bytes, int], int],
         broker_timeout_ms: int,
     ) -> None:
@@ -117,6 +119,7 @@ class Processor:
         self._changelog = changelog
         self._output = output
         self._open_store = open_store
+        self._close_stores = close_stores
         self._timekeeper = Timekeeper(clock.wall_ms(), clock.steady_ms())
         self._partitions: dict[int, Partition] = {}
         self._queues: dict[str, int] = {}
@@ -181,6 +184,7 @@ class Processor:
         self._outcomes.close()
         self._changelog.close()
         self._output.close()
+        self._close_stores()
 
     # --- rebalances, called from within intake.poll ---
 
