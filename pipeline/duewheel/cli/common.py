@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,7 +17,8 @@ from duewheel.core.limits import PREFIX_CHARS_MAX
 from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
 
-def _options(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+def name_value_pairs(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    """What `-X NAME=VALUE` was given, as a dict."""
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -42,12 +43,17 @@ def option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, envvar="DUEWHEEL_" + long[2:].replace("-", "_").upper(), show_envvar=True, **settings)
 
 
+kafka_option: Final = click.option(
+    "-X", "kafka_options", multiple=True, callback=name_value_pairs, envvar="DUEWHEEL_KAFKA_OPTIONS", show_envvar=True,
+    metavar="NAME=VALUE", help="A librdkafka setting for every client, as security.protocol=SSL. Repeatable.",
+)  # fmt: skip
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that name a cluster and an installation on it; the command receives `kafka` and `topology`."""
 
     @option("-b", "--bootstrap-servers", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT,…", help="The Kafka cluster.")
-    @click.option("-X", "kafka_options", multiple=True, callback=_options, envvar="DUEWHEEL_KAFKA_OPTIONS", show_envvar=True,
-                  metavar="NAME=VALUE", help="A librdkafka setting for every client, as security.protocol=SSL. Repeatable.")  # fmt: skip
+    @kafka_option
     @option("--prefix", callback=_prefix, default=PREFIX_DEFAULT, show_default=True,
             help="What the names of this installation's topics and groups begin with.")  # fmt: skip
     @functools.wraps(command)

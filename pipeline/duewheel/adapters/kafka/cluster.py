@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from duewheel.adapters.kafka.settings import KafkaConfig
@@ -56,6 +64,25 @@ class KafkaCluster:
                 raise self._unavailable(answer.error)
             found[answer.partition] = GroupPosition(answer.offset if answer.offset >= 0 else None, answer.metadata or "")
         return found
+
+    def members(self, group: str) -> dict[str, frozenset[int]]:
+        """The partitions that each member of a group holds, by the member's client.id; empty while the group changes hands.
+
+        For groups that read one topic, whose members have each a client.id of their own.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+        future = self._admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group]
+        try:
+            described = future.result(_TIMEOUT_S + 1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return {}
+            raise self._unavailable(error) from error
+        if described.state is not ConsumerGroupState.STABLE:
+            return {}
+        return {member.client_id: frozenset(p.partition for p in member.assignment.topic_partitions) for member in described.members}
 
     def fence(self, name: str) -> None:
         try:

@@ -1,0 +1,315 @@
+"""What became of the demo's jobs, judged by witnesses that are independent of each other and of the engine's own counters.
+
+    intake      what was asked for: each job's due time, each cancel, and when the broker stored it
+    dispatch    what the timer processors handed out, when, with which token
+    handlers    what ran, when, with which token: lines that the handlers themselves wrote (`executions`)
+    outcomes    what the workers said
+    state       what the timer processors accepted
+
+A promise is kept when all of them agree. For a job that ran:
+
+    intake due 100 → dispatch at 103, token 7 → handler began at 105, token 7 → outcome SUCCEEDED, token 7 → state SUCCEEDED, token 7
+
+and there may be more dispatches and executions, of other tokens, where a worker was killed; but one accepted end only.
+
+Pure: feed it entries of `core.history` and executions, in any order, and ask for the verdict. About 2 KB a job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from duewheel.core.history import Entry, Happening
+
+# A cancel that was stored this long before its job was due has come in time. One that comes in the last moment may race the job.
+CANCEL_IN_TIME_MS: Final = 1_000
+
+_ENDS: Final = frozenset({Happening.SUCCEEDED, Happening.FAILED, Happening.CANCELLED})
+
+
+class Execution(NamedTuple):
+    """A handler was called: what it wrote down itself."""
+
+    token: int
+    started_ms: int
+    job_id: str
+
+
+class Dispatched(NamedTuple):
+    """One dispatch record."""
+
+    token: int
+    partition: int
+    at_ms: int
+
+
+class End(NamedTuple):
+    """One terminal state record."""
+
+    happening: Happening
+    generation: int | None
+    token: int | None
+
+
+class Role(Enum):
+    """What a process does: brings due jobs to dispatch, or dispatched ones to their handlers."""
+
+    PROCESSOR = "processor"
+    WORKER = "worker"
+
+
+class Kill(NamedTuple):
+    """A process was killed with -9.
+
+    Attributes:
+        name: of the process.
+        role: what it did.
+        dead_ms: when it was certainly dead.
+        partitions: what it held, by the broker's word: timer partitions of a processor, dispatch partitions of a worker.
+    """
+
+    name: str
+    role: Role
+    dead_ms: int
+    partitions: frozenset[int]
+
+
+class Lateness(NamedTuple):
+    """How long after their due time `jobs` jobs had something happen for the first time, in milliseconds."""
+
+    jobs: int
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+    @classmethod
+    def of(cls, values_ms: Iterable[int]) -> Lateness | None:
+        """None of no values. Percentiles are the nearest value at or above."""
+        ordered = sorted(values_ms)
+        if not ordered:
+            return None
+
+        def percentile(percent: int) -> int:
+            return ordered[-(-len(ordered) * percent // 100) - 1]
+
+        return cls(len(ordered), percentile(50), percentile(99), ordered[-1])
+
+
+@dataclass(slots=True)
+class Story:
+    """All that was said of one job."""
+
+    timer_partition: int = -1
+    due_ms: int | None = None
+    cancel_ms: int | None = None
+    dispatches: list[Dispatched] = field(default_factory=list)
+    executions: list[Execution] = field(default_factory=list)
+    succeeded_tokens: set[int] = field(default_factory=set)
+    ends: list[End] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.ends)
+
+    @property
+    def completed(self) -> bool:
+        """It ran, a worker said that it succeeded, and that was accepted: three witnesses, one token."""
+        ran = {execution.token for execution in self.executions}
+        return any(e.happening is Happening.SUCCEEDED and e.token in ran and e.token in self.succeeded_tokens for e in self.ends)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancel_ms is not None and any(end.happening is Happening.CANCELLED for end in self.ends)
+
+    @property
+    def early(self) -> bool:
+        due_ms = self.due_ms
+        return due_ms is not None and (
+            any(d.at_ms < due_ms for d in self.dispatches) or any(e.started_ms < due_ms for e in self.executions)
+        )
+
+    @property
+    def accepted_twice(self) -> bool:
+        return max(Counter(end.generation for end in self.ends).values(), default=0) > 1
+
+    @property
+    def started_although_cancelled(self) -> bool:
+        in_time = self.cancel_ms is not None and self.due_ms is not None and self.cancel_ms + CANCEL_IN_TIME_MS <= self.due_ms
+        return in_time and bool(self.executions)
+
+    @property
+    def first_dispatch(self) -> Dispatched | None:
+        return min(self.dispatches, default=None)
+
+    @property
+    def first_started_ms(self) -> int | None:
+        return min((e.started_ms for e in self.executions), default=None)
+
+    def served(self, role: Role) -> Iterator[tuple[int, int]]:
+        """Partition and time of each service of a processor or of a worker."""
+        if role is Role.PROCESSOR:
+            yield from ((self.timer_partition, d.at_ms) for d in self.dispatches)
+        else:
+            partitions = {d.token: d.partition for d in self.dispatches}
+            yield from ((partitions[e.token], e.started_ms) for e in self.executions if e.token in partitions)
+
+    def waited_for(self, kill: Kill, takeover: Takeover) -> bool:
+        """Whether its first service was wanted before the killed one's partition was taken over, and came after the kill."""
+        first, started_ms = self.first_dispatch, self.first_started_ms
+        if first is None or self.due_ms is None:
+            return False
+        if kill.role is Role.PROCESSOR:
+            partition, wanted_ms, served_ms = self.timer_partition, self.due_ms, first.at_ms
+        elif started_ms is not None:
+            partition, wanted_ms, served_ms = first.partition, first.at_ms, started_ms
+        else:
+            return False
+        waited_ms = takeover.after_ms.get(partition)
+        return waited_ms is not None and wanted_ms <= kill.dead_ms + waited_ms and served_ms > kill.dead_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """How long after a kill its partitions were served again, by what was dispatched or started first in each."""
+
+    kill: Kill
+    after_ms: dict[int, int]
+
+    @property
+    def longest_ms(self) -> int | None:
+        return max(self.after_ms.values(), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The figures. The promises are named in `promises`.
+
+    Attributes:
+        scheduled: jobs that were acknowledged.
+        lost: of these, jobs that neither completed nor were cancelled.
+        early: jobs of which something happened before their time.
+        accepted_twice: jobs with more than one accepted end.
+        started_although_cancelled: jobs that were cancelled in time and ran.
+        token_used_twice: fencing tokens that were handed out twice, or under which a handler began twice.
+        executions: how often handlers were called.
+        repeated: of these, how often again for the same job.
+        dispatch, start: lateness of first dispatches and first starts.
+        undisturbed_dispatch, undisturbed_start: the same of jobs that no kill had to do with.
+    """
+
+    scheduled: int
+    cancelled: int
+    completed: int
+    lost: int
+    early: int
+    accepted_twice: int
+    started_although_cancelled: int
+    token_used_twice: int
+    executions: int
+    repeated: int
+    dispatch: Lateness | None
+    start: Lateness | None
+    undisturbed_dispatch: Lateness | None
+    undisturbed_start: Lateness | None
+    takeovers: Sequence[Takeover]
+
+    @property
+    def promises(self) -> dict[str, int]:
+        """How often each promise was broken, by its name."""
+        return {
+            "lost": self.lost,
+            "early": self.early,
+            "accepted twice": self.accepted_twice,
+            "started although cancelled": self.started_although_cancelled,
+            "token used twice": self.token_used_twice,
+        }
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that were broken, in words; empty when all were kept."""
+        return [f"{count:,} {promise}" for promise, count in self.promises.items() if count]
+
+
+class Evidence:
+    """Gathers what the witnesses say."""
+
+    def __init__(self) -> None:
+        self.stories: defaultdict[str, Story] = defaultdict(Story)
+
+    def entry(self, entry: Entry) -> None:
+        """Takes down what a record says."""
+        if entry.job_id is None:
+            return
+        story = self.stories[entry.job_id]
+        match entry.event:
+            case Happening.SCHEDULE:
+                story.due_ms, story.timer_partition = entry.due_ms, entry.source.partition
+            case Happening.CANCEL:
+                story.cancel_ms = entry.source.written_ms if story.cancel_ms is None else min(story.cancel_ms, entry.source.written_ms)
+            case Happening.DISPATCHED:
+                story.dispatches.append(Dispatched(entry.token or 0, entry.source.partition, entry.at_ms))
+            case Happening.ATTEMPT_SUCCEEDED:
+                story.succeeded_tokens.add(entry.token or 0)
+            case happening if happening in _ENDS:
+                story.ends.append(End(happening, entry.generation, entry.token))
+
+    def execution(self, execution: Execution) -> None:
+        """Takes down what a handler wrote."""
+        self.stories[execution.job_id].executions.append(execution)
+
+    def takeover(self, kill: Kill) -> Takeover:
+        """How the partitions of a killed process came to be served again, as far as that is known."""
+        after_ms: dict[int, int] = {}
+        for story in self.stories.values():
+            for partition, at_ms in story.served(kill.role):
+                if partition in kill.partitions and at_ms > kill.dead_ms:
+                    waited_ms = at_ms - kill.dead_ms
+                    after_ms[partition] = min(waited_ms, after_ms.get(partition, waited_ms))
+        return Takeover(kill=kill, after_ms=after_ms)
+
+    def verdict(self, scheduled: Collection[str], kills: Sequence[Kill] = ()) -> Verdict:
+        """Judges the jobs that were acknowledged, `scheduled`, after these kills."""
+        stories = [self.stories[job_id] for job_id in scheduled]
+        takeovers = [self.takeover(kill) for kill in kills]
+        undisturbed = [story for story in stories if not any(story.waited_for(t.kill, t) for t in takeovers)]
+        executions = sum(len(story.executions) for story in stories)
+        return Verdict(
+            scheduled=len(stories),
+            cancelled=sum(story.cancelled for story in stories),
+            completed=sum(story.completed for story in stories),
+            lost=sum(not story.completed and not story.cancelled for story in stories),
+            early=sum(story.early for story in stories),
+            accepted_twice=sum(story.accepted_twice for story in stories),
+            started_although_cancelled=sum(story.started_although_cancelled for story in stories),
+            token_used_twice=_tokens_used_twice(stories),
+            executions=executions,
+            repeated=executions - sum(bool(story.executions) for story in stories),
+            dispatch=_dispatch_lateness(stories),
+            start=start_lateness(stories),
+            undisturbed_dispatch=_dispatch_lateness(undisturbed),
+            undisturbed_start=start_lateness(undisturbed),
+            takeovers=takeovers,
+        )
+
+
+def start_lateness(stories: Iterable[Story]) -> Lateness | None:
+    """From due time to the first line of the first handler."""
+    return Lateness.of(s.first_started_ms - s.due_ms for s in stories if s.first_started_ms is not None and s.due_ms is not None)
+
+
+def _dispatch_lateness(stories: Iterable[Story]) -> Lateness | None:
+    return Lateness.of(s.first_dispatch.at_ms - s.due_ms for s in stories if s.first_dispatch is not None and s.due_ms is not None)
+
+
+def _tokens_used_twice(stories: Iterable[Story]) -> int:
+    """Tokens are counted within a timer partition: each may be dispatched once, and each dispatch may be started once."""
+    dispatches: Counter[tuple[int, int]] = Counter()
+    executions: Counter[tuple[int, int]] = Counter()
+    for story in stories:
+        dispatches.update((story.timer_partition, d.token) for d in story.dispatches)
+        executions.update((story.timer_partition, e.token) for e in story.executions)
+    return sum(count > 1 for count in (dispatches | executions).values())
