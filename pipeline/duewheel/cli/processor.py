@@ -13,6 +13,7 @@ import structlog
 
 from duewheel import wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.system import spare_garbage_collection
 from duewheel.cli.common import cluster_options
 from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.topology import Topology
@@ -45,6 +46,7 @@ def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_ti
     instance = _connect(kafka, topology, state_dir, broker_timeout_s, stopping)
     if instance is None:
         return
+    spare_garbage_collection()
     instance.start()
     log.info("processor.started", bootstrap_servers=kafka.bootstrap_servers, prefix=topology.prefix, state_dir=str(state_dir))
     while not stopping:

@@ -18,6 +18,7 @@ import structlog
 
 from duewheel import wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.system import spare_garbage_collection
 from duewheel.cli.common import cluster_options
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable
 from duewheel.core.limits import QUEUE_CHARS_MAX, WORKER_CONCURRENCY_MAX
@@ -77,6 +78,7 @@ def worker(
     if instance is None:
         return
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    spare_garbage_collection()
     instance.start()
     log.info(
         "worker.started",
