@@ -6,6 +6,7 @@
     │   └── BadConfiguration   a setting has a wrong value
     ├── EnvironmentFailure     the surroundings': a broker, a disk, another process
     │   ├── BrokerUnavailable
+    │   ├── RegistryUnavailable
     │   ├── TopicMissing
     │   ├── StateFolderInUse
     │   └── StoreDamaged
@@ -81,6 +82,10 @@ class EnvironmentFailure(DuewheelError):
 
 class BrokerUnavailable(EnvironmentFailure):
     """No broker answered within the configured time."""
+
+
+class RegistryUnavailable(EnvironmentFailure):
+    """The schema registry did not answer; what was to be read with its help must be read again later."""
 
 
 class TopicMissing(EnvironmentFailure):

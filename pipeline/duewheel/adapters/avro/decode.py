@@ -84,6 +84,7 @@ class Decoder:
 
     def __init__(self, reader: Reader) -> None:
         self._read = reader.read
+        self._unframe = reader.unframe
 
     def decode_command(self, value: bytes | None, bytes_max: int = RECORD_BYTES_MAX) -> ScheduleCommand | CancelCommand:
         """What a value of the intake topic asks for.
@@ -96,6 +97,7 @@ class Decoder:
 
         Raises:
             UndecodableRecord: this and every other decoder.
+            RegistryUnavailable: so too, where the codec was made with a schema registry.
         """
         if value is not None and len(value) <= bytes_max:
             header = value[:HEADER_BYTES]
@@ -106,6 +108,9 @@ class Decoder:
                     return _cancel(value)
             except _UNUSUAL:
                 pass
+            single_object = self._unframe(value)
+            if single_object is not value:
+                return self.decode_command(single_object, bytes_max)
         kind, record = self._read(value, ("Schedule", "Cancel"), bytes_max)
         if kind == "Cancel":
             return "cancel", cast(Cancel, record), b""
@@ -377,6 +382,7 @@ def _string_at(value: bytes, at: int) -> tuple[str, int]:
 
 def _headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
     """The headers that begin at `at`, and where they end. Spelled out for short ones, since most jobs carry one or two."""
+    start = at
     count = value[at]
     at += 1
     if count == 0:
@@ -395,8 +401,19 @@ def _headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
         at = begin + (size >> 1)
         headers[name] = value[begin:at].decode()
     if sizes & _NOT_SMALL:
-        raise ValueError("many headers, or long ones")
+        return _long_headers_at(value, start)
     if value[at] or len(headers) != count >> 1:
+        raise ValueError("another block, or a name twice")
+    return headers, at + 1
+
+
+def _long_headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
+    count, at = long_at(value, at)
+    headers = {}
+    for _ in range(count):
+        name, at = _string_at(value, at)
+        headers[name], at = _string_at(value, at)
+    if value[at] or len(headers) != count:
         raise ValueError("another block, or a name twice")
     return headers, at + 1
 

@@ -98,3 +98,5 @@ def _embed(schema: Any, types: dict[str, Any], met: set[str]) -> Any:
 
 
 CURRENT: Final = load(folder("schemas"))
+# What earlier releases wrote, and may still lie on the topics.
+RELEASED: Final = tuple(schema for version in sorted((folder("schemas") / "released").iterdir()) for schema in load(version).values())

@@ -14,18 +14,28 @@ or contains itself, so that no count, however large, outlives the end of the byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastavro import schemaless_reader, schemaless_writer
-from fastavro.schema import SchemaParseException
 
-from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES, MAGIC, Schema
+from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES, MAGIC, RELEASED, Schema
 from duewheel.core.errors import Reason, UndecodableRecord
 
 _INT_MIN: Final = -(2**31)
 _INT_MAX: Final = 2**31 - 1
+
+# Confluent's format: a zero, four bytes of schema id, the body.
+_CONFLUENT: Final = b"\0"
+_CONFLUENT_BYTES: Final = 5
+_REGISTERED_MAX: Final = 1_000
+
+
+class Registry(Protocol):
+    """Knows schemas by the ids that Confluent's serializers put before a body."""
+
+    def schema(self, schema_id: int) -> Schema: ...
 
 
 class Reader:
@@ -33,10 +43,13 @@ class Reader:
 
     Args:
         older: schemas of earlier versions, that records may still be written with.
+        registry: knows more; without it values in Confluent's format are refused.
     """
 
-    def __init__(self, older: tuple[Schema, ...] = ()) -> None:
+    def __init__(self, older: Iterable[Schema] = RELEASED, registry: Registry | None = None) -> None:
         self._writers: dict[bytes, Schema] = {schema.header: schema for schema in (*older, *CURRENT.values())}
+        self._registered: dict[bytes, Schema] = {}
+        self._registry = registry
 
     def read(self, value: bytes | None, kinds: tuple[str, ...], bytes_max: int) -> tuple[str, dict[str, Any]]:
         """The record in `value`, as (kind, record).
@@ -48,17 +61,35 @@ class Reader:
 
         Raises:
             UndecodableRecord: with the reason.
+            RegistryUnavailable: the registry was needed, and did not answer.
         """
         if value is None:
             raise UndecodableRecord(Reason.NO_VALUE, f"the record has no value; {_one_of(kinds)} was expected")
         if len(value) > bytes_max:
             raise UndecodableRecord(Reason.TOO_LARGE, f"the value has {len(value):,} bytes, at most {bytes_max:,} are allowed; send less")
+        value = self.unframe(value)
         schema = self._writer(value, kinds)
         record = _decode(schema, value)
         current = CURRENT[schema.kind]
         if schema.header != current.header:
             record = _resolve(schema, current, value)
         return schema.kind, record
+
+    def unframe(self, value: bytes) -> bytes:
+        """A value in Confluent's format as a single object; any other as it is.
+
+        Raises:
+            UndecodableRecord: the registry does not know the schema.
+            RegistryUnavailable: it did not answer.
+        """
+        if self._registry is None or value[:1] != _CONFLUENT or len(value) < _CONFLUENT_BYTES:
+            return value
+        schema = self._registry.schema(int.from_bytes(value[1:_CONFLUENT_BYTES]))
+        if schema.header not in self._writers:
+            if len(self._registered) >= _REGISTERED_MAX:
+                self._registered.clear()
+            self._registered[schema.header] = schema
+        return schema.header + value[_CONFLUENT_BYTES:]
 
     def _writer(self, value: bytes, kinds: tuple[str, ...]) -> Schema:
         if len(value) < HEADER_BYTES or value[:2] != MAGIC:
@@ -68,12 +99,10 @@ class Reader:
                 "eight bytes of fingerprint",
             )
         header = value[:HEADER_BYTES]
-        schema = self._writers.get(header)
+        schema = self._writers.get(header) or self._registered.get(header)
         if schema is None:
-            raise UndecodableRecord(
-                Reason.UNKNOWN_SCHEMA,
-                f"no schema with fingerprint {header[2:].hex()} is known; {_one_of(kinds)} has {CURRENT[kinds[0]].header[2:].hex()}",
-            )
+            known = ", ".join(f"{CURRENT[kind].header[2:].hex()} ({kind})" for kind in kinds)
+            raise UndecodableRecord(Reason.UNKNOWN_SCHEMA, f"no schema with fingerprint {header[2:].hex()} is known; expected {known}")
         if schema.kind not in kinds:
             raise UndecodableRecord(Reason.UNEXPECTED_RECORD, f"the value is a {schema.kind}; {_one_of(kinds)} was expected")
         return schema
@@ -118,8 +147,10 @@ def _resolve(writer: Schema, current: Schema, value: bytes) -> dict[str, Any]:
     body = BytesIO(value)
     body.seek(HEADER_BYTES)
     try:
-        return schemaless_reader(body, writer.parsed, current.parsed)  # type: ignore[return-value]
-    except (SchemaParseException, ValueError, TypeError, KeyError) as error:
+        record: Any = schemaless_reader(body, writer.parsed, current.parsed)
+        # fastavro promotes types loosely: what it gives need not be what the current schema says. Encoded and read again, it is.
+        return _decode(current, encode_as(current, record))
+    except Exception as error:  # as many ways as in _decode
         raise UndecodableRecord(
             Reason.UNKNOWN_SCHEMA, f"schema {writer.header[2:].hex()} cannot be read as today's {current.kind}: {str(error)[:200]}"
         ) from error
