@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from confluent_kafka import (
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -17,6 +16,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from duewheel.adapters.kafka.positions import committed
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.transactions import fence_producer
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
@@ -56,10 +56,12 @@ class KafkaCluster:
         return {p: (first[p], end[p]) for p in partitions}
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p) for p in partitions])
-        future = self._admin.list_consumer_group_offsets([request], require_stable=False, request_timeout=_TIMEOUT_S)[group]
+        try:
+            answers = committed(self._kafka, group, [TopicPartition(topic, p) for p in partitions], _TIMEOUT_S)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
         found = {}
-        for answer in self._answer(future).topic_partitions:
+        for answer in answers:
             if answer.error is not None:
                 raise self._unavailable(answer.error)
             found[answer.partition] = GroupPosition(answer.offset if answer.offset >= 0 else None, answer.metadata or "")

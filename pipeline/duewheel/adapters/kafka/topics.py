@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
 )
 
 from duewheel import resources
+from duewheel.adapters.kafka.positions import committed
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable, EnvironmentFailure
@@ -313,13 +314,12 @@ class TopicAdmin:
     def _mark_unclaimed(self, topic: str, queue: str, partitions: int) -> None:
         group = self._topology.worker_group(queue)
         everything = [TopicPartition(topic, partition) for partition in range(partitions)]
-        committed = self._patiently(
-            lambda: self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, everything)], request_timeout=_CALL_TIMEOUT_S
-            )[group]
-        )
+        try:
+            known = committed(self._kafka, group, everything, self._timeout_s)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
         metadata = encode(Claim("", 0), 0)
-        positions = [TopicPartition(topic, p.partition, 0, metadata) for p in committed.topic_partitions if p.offset < 0]
+        positions = [TopicPartition(topic, p.partition, 0, metadata) for p in known if p.offset < 0]
         if positions:
             request = [ConsumerGroupTopicPartitions(group, positions)]
             answer = self._patiently(lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=_CALL_TIMEOUT_S)[group])

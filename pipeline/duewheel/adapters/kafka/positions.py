@@ -1,0 +1,52 @@
+"""What a consumer group has committed, asked by somebody who is not a member.
+
+The obvious call, `AdminClient.list_consumer_group_offsets`, ends the process: librdkafka answers NOT_COORDINATOR by asking the client's
+own consumer group to look for its coordinator anew, and an admin client has none (a null pointer; librdkafka #5040, present in 2.16).
+That answer is what about every third new cluster gives, and any cluster whose coordinator moves: just when brokers die. A consumer
+that subscribes to nothing may ask too. It has the group to ask with, looks for the coordinator by itself, and reports the error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from duewheel.adapters.kafka.settings import KafkaConfig
+
+# The coordinator is moving, loading, or being made; the same question will be answered in a moment.
+_MOVING: Final = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError._WAIT_COORD,
+    KafkaError._TRANSPORT,
+)
+_PAUSE_S: Final = 0.05
+
+
+def committed(kafka: KafkaConfig, group: str, partitions: Sequence[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    """The committed offset and metadata of each partition; a negative offset where there is none.
+
+    What an open transaction wants to commit does not count, and is not waited for. Takes 60 ms, most of it to find the coordinator,
+    and a second on a new cluster.
+
+    Raises:
+        KafkaException: nobody answered in time. A single partition's error is in its `error`.
+    """
+    # Readers of uncommitted records are not made to wait for offsets in open transactions.
+    consumer = Consumer({**kafka.reader(), "group.id": group, "isolation.level": "read_uncommitted"})
+    deadline = time.monotonic() + timeout_s
+    try:
+        while True:
+            left_s = max(_PAUSE_S, deadline - time.monotonic())
+            try:
+                return consumer.committed(list(partitions), timeout=left_s)
+            except KafkaException as error:
+                if error.args[0].code() not in _MOVING or left_s <= _PAUSE_S:
+                    raise
+                time.sleep(_PAUSE_S)
+    finally:
+        consumer.close()
