@@ -12,19 +12,11 @@ from typing import Any, Final, Literal
 import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
-from duewheel.cli.common import cluster_options
+from duewheel.cli.common import Decorator, cluster_options, option
 from duewheel.cli.times import duration, instant
 from duewheel.client import Job
 from duewheel.client.commands import cancel_command, schedule_command
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _option(*names: str, **settings: Any) -> Decorator:
-    """An option whose environment variable is named after it: --job-id is DUEWHEEL_JOB_ID."""
-    long = next(name for name in names if name.startswith("--"))
-    return click.option(*names, envvar="DUEWHEEL_" + long[2:].replace("-", "_").upper(), show_envvar=True, **settings)
 
 
 def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -42,15 +34,15 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     parts: Final[tuple[Decorator, ...]] = (
         click.argument("task"),
         click.argument("payload", required=False),
-        _option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+        option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
                 help="Send this file's bytes as they are; - is standard input."),
-        _option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
-        _option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
-        _option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers."),
-        _option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
-        _option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
+        option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
+        option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
+        option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers."),
+        option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
+        option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
                 help="Where the job id is known already: ignore this job, or replace that one."),
-        _option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
+        option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
     )  # fmt: skip
     for part in reversed(parts):
         command = part(command)
@@ -58,14 +50,14 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    timeout = _option("--timeout", type=duration, default="30s", show_default=True, help="How long to wait for an acknowledgement.")
-    as_json = _option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
+    timeout = option("--timeout", type=duration, default="30s", show_default=True, help="How long to wait for an acknowledgement.")
+    as_json = option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
     return cluster_options(timeout(as_json(command)))
 
 
 @click.command()
 @_job_options
-@_option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
+@option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
 @_delivery_options
 def schedule(
     kafka: KafkaConfig,
@@ -158,14 +150,14 @@ def encode() -> None:
 
 
 def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    as_hex = _option("--hex", "as_hex", is_flag=True, help="Write hexadecimal digits and a newline, not bytes.")
-    as_key = _option("--key", "as_key", is_flag=True, help="Write the record's key, not its value.")
+    as_hex = option("--hex", "as_hex", is_flag=True, help="Write hexadecimal digits and a newline, not bytes.")
+    as_key = option("--key", "as_key", is_flag=True, help="Write the record's key, not its value.")
     return as_hex(as_key(command))
 
 
 @encode.command("schedule")
 @_job_options
-@_option("--job-id", required=True, help="Names the job and deduplicates; it is the record's key.")
+@option("--job-id", required=True, help="Names the job and deduplicates; it is the record's key.")
 @_output_options
 def encode_schedule(
     as_hex: bool,
