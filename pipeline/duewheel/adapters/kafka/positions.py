@@ -37,7 +37,20 @@ def committed(kafka: KafkaConfig, group: str, partitions: Sequence[TopicPartitio
         KafkaException: nobody answered in time. A single partition's error is in its `error`.
     """
     # Readers of uncommitted records are not made to wait for offsets in open transactions.
-    consumer = Consumer({**kafka.reader(), "group.id": group, "isolation.level": "read_uncommitted"})
+    return _ask(kafka, group, "read_uncommitted", partitions, timeout_s)
+
+
+def settled(kafka: KafkaConfig, group: str, partitions: Sequence[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    """As `committed`, but waits for open transactions that want to commit offsets of these partitions.
+
+    Raises:
+        KafkaException: nobody answered in time, or a transaction stayed open for longer.
+    """
+    return _ask(kafka, group, "read_committed", partitions, timeout_s)
+
+
+def _ask(kafka: KafkaConfig, group: str, isolation: str, partitions: Sequence[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    consumer = Consumer({**kafka.reader(), "group.id": group, "isolation.level": isolation})
     deadline = time.monotonic() + timeout_s
     try:
         while True:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from duewheel.adapters.kafka.positions import settled
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, Record
 
@@ -106,6 +107,8 @@ class KafkaGroupReader(_Reading):
 
     def __init__(self, kafka: KafkaConfig, topic: str, group: str) -> None:
         super().__init__(Consumer(kafka.member(group, **_QUEUE)), topic)
+        self._kafka = kafka
+        self._group = group
 
     def join(self, listener: RebalanceListener) -> None:
         def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -148,7 +151,9 @@ class KafkaGroupReader(_Reading):
 
     def committed(self, partitions: Sequence[int], timeout_s: float) -> dict[int, GroupPosition]:
         try:
-            answers = self.consumer.committed([TopicPartition(self._topic, p) for p in partitions], timeout=timeout_s)
+            # Not through our own consumer: its calls take turns, and one thread that polls all the time leaves no gap for another. A
+            # worker asks from a helper thread, and would wait for seconds.
+            answers = settled(self._kafka, self._group, [TopicPartition(self._topic, p) for p in partitions], timeout_s)
         except KafkaException as error:
             raise CommitRefused(str(error.args[0])) from error
         for answer in answers:
