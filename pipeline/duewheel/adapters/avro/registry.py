@@ -18,6 +18,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from typing import Any, Final
 
 from duewheel.adapters.avro.admission import Inadmissible, admit
@@ -84,7 +85,7 @@ class Registry:
                 if error.code == 404:
                     raise Inadmissible("it is not registered there") from None
                 raise self._unavailable(f"answered {error.code} {error.reason}") from error
-        except OSError as error:  # refused, timed out, unknown host, TLS; URLError is one
+        except (OSError, HTTPException) as error:  # refused, timed out, unknown host, TLS; cut short, or not HTTP
             raise self._unavailable(f"cannot be reached: {getattr(error, 'reason', error)}") from error
         if len(body) > ANSWER_BYTES_MAX:
             raise Inadmissible(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
@@ -116,7 +117,7 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     """The URL without its user, and the headers that every request carries."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadConfiguration(f"the schema registry {url!r} is no URL; give one such as http://registry:8081")
+        raise BadConfiguration(f"the schema registry {url.rpartition('@')[2]!r} is no URL; give one such as http://registry:8081")
     headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
     if parts.username is not None:
         credentials = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
