@@ -121,15 +121,11 @@ def _check_due(due_ms: object) -> None:
     if type(due_ms) is not int:
         _refuse(Reason.BAD_DUE, f"due_ms {_show(due_ms)} is of type {type(due_ms).__name__}; give milliseconds since the epoch as an int")
     if due_ms < DUE_MS_MIN:
-        _refuse(
-            Reason.DUE_TOO_EARLY,
-            f"due_ms {due_ms} is {_instant(due_ms)}, before the earliest due time {DUE_MS_MIN}, {_instant(DUE_MS_MIN)}; {_remedy(due_ms)}",
-        )
+        limit = f"before the earliest due time {DUE_MS_MIN}, {_instant(DUE_MS_MIN)}"
+        _refuse(Reason.DUE_TOO_EARLY, f"due_ms {_show(due_ms)} is {_instant(due_ms)}, {limit}; {_remedy(due_ms)}")
     if due_ms > DUE_MS_MAX:
-        _refuse(
-            Reason.DUE_TOO_LATE,
-            f"due_ms {due_ms} is {_instant(due_ms)}, after the latest due time {DUE_MS_MAX}, {_instant(DUE_MS_MAX)}; {_remedy(due_ms)}",
-        )
+        limit = f"after the latest due time {DUE_MS_MAX}, {_instant(DUE_MS_MAX)}"
+        _refuse(Reason.DUE_TOO_LATE, f"due_ms {_show(due_ms)} is {_instant(due_ms)}, {limit}; {_remedy(due_ms)}")
 
 
 def _check_on_conflict(on_conflict: object) -> None:
@@ -146,7 +142,7 @@ def _check_retention(retention_ms: object) -> None:
     if not 0 <= retention_ms <= RETENTION_MS_MAX:
         _refuse(
             Reason.BAD_RETENTION,
-            f"retention_ms {retention_ms} is outside 0 to {RETENTION_MS_MAX}, which is {RETENTION_MS_MAX // 86_400_000} days; "
+            f"retention_ms {_show(retention_ms)} is outside 0 to {RETENTION_MS_MAX}, which is {RETENTION_MS_MAX // 86_400_000} days; "
             "it says how long a finished job stays known",
         )
 
@@ -245,6 +241,8 @@ def _show(value: object) -> str:
     """The value, cut to what a message can hold."""
     if isinstance(value, (str, bytes)):
         value = value[:101]
+    elif isinstance(value, int) and value.bit_length() > 128:
+        return f"of {value.bit_length():,} bits"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"
 

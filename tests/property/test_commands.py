@@ -1,0 +1,80 @@
+"""The rules for commands: the short way says what the rules say, and what it takes can be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duewheel.adapters.avro import codec
+from duewheel.core import commands
+from duewheel.core.errors import Reason, RejectedJob
+from duewheel.core.limits import DUE_MS_MAX, DUE_MS_MIN, HEADERS_BYTES_MAX, RECORD_BYTES_MAX, RETENTION_MS_MAX
+
+anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text()), st.just({}))
+names = st.one_of(st.text(), st.text("ab ", min_size=250, max_size=260), st.characters(categories=["Cs", "Cc", "Zl"]))
+texts = st.text(st.characters(categories=["L", "Cs", "Zs"]), max_size=5)
+headers = st.one_of(
+    st.dictionaries(texts, texts, max_size=4),
+    st.builds(lambda size: {"a": "b" * size}, st.integers(HEADERS_BYTES_MAX - 3, HEADERS_BYTES_MAX + 3)),
+    st.builds(lambda count: {f"{n}": "" for n in range(count)}, st.integers(60, 70)),
+)
+
+
+def mostly(good: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(good, good, good, *others, anything)
+
+
+records = st.fixed_dictionaries(
+    {
+        "job_id": mostly(st.text("abc-1", min_size=1, max_size=9), names),
+        "due_ms": mostly(st.integers(DUE_MS_MIN, DUE_MS_MAX), st.sampled_from([DUE_MS_MIN - 1, DUE_MS_MAX + 1])),
+        "created_ms": st.integers(0, DUE_MS_MAX),
+        "on_conflict": mostly(st.sampled_from(["IGNORE", "REPLACE"])),
+        "retention_ms": mostly(st.integers(0, RETENTION_MS_MAX), st.sampled_from([-1, RETENTION_MS_MAX + 1])),
+        "queue": mostly(st.sampled_from(["default", "a.b"]), names),
+        "work": st.fixed_dictionaries(
+            {
+                "task": mostly(st.just("send_email"), names),
+                "content_type": mostly(st.sampled_from(sorted(commands.CONTENT_TYPES))),
+                "payload": mostly(st.binary()),
+                "headers": mostly(st.just({}), headers),
+            }
+        ),
+    }
+)
+
+
+def verdict(record: Any) -> Reason | None:
+    try:
+        commands.check_schedule(record)
+    except RejectedJob as error:
+        return error.reason
+    return None
+
+
+def by_the_rules(record: Any) -> Reason | None:
+    """The verdict without the short way."""
+
+    class NoShortWay(str):
+        def isascii(self) -> bool:
+            raise AttributeError
+
+    job_id = record["job_id"]
+    return verdict({**record, "job_id": NoShortWay(job_id) if isinstance(job_id, str) else job_id})
+
+
+@given(records)
+def test_the_short_way_says_what_the_rules_say(record: Any) -> None:
+    assert verdict(record) == by_the_rules(record)
+
+
+@given(records)
+def test_what_is_taken_can_be_sent_and_is_taken_again(record: Any) -> None:
+    if verdict(record) is None:
+        value = codec.encode_schedule(record)
+        assert len(value) <= RECORD_BYTES_MAX
+        kind, again, _ = codec.decode_command(value)
+        assert (kind, again) == ("schedule", record)
+        assert verdict(again) is None

@@ -1,0 +1,184 @@
+"""The rules for commands: each at its boundary, with the reason and a message that helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from duewheel.core.commands import check_cancel, check_schedule
+from duewheel.core.errors import Reason, RejectedJob
+from duewheel.core.limits import (
+    DUE_MS_MAX,
+    DUE_MS_MIN,
+    HEADERS_BYTES_MAX,
+    HEADERS_COUNT_MAX,
+    JOB_ID_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    QUEUE_CHARS_MAX,
+    RETENTION_MS_MAX,
+    TASK_BYTES_MAX,
+)
+
+NOW_MS = 1_790_000_000_000
+
+
+def schedule(**changes: Any) -> Any:
+    """A good schedule, with changes to its fields or those of its work."""
+    work: dict[str, Any] = {"task": "send_email", "content_type": "application/json", "payload": b"{}", "headers": {}}
+    record: dict[str, Any] = {"job_id": "j1", "due_ms": NOW_MS, "created_ms": NOW_MS, "on_conflict": "IGNORE"}
+    record |= {"retention_ms": 86_400_000, "queue": "default", "work": work}
+    for name, value in changes.items():
+        (work if name in work else record)[name] = value
+    return record
+
+
+def refusal(**changes: Any) -> RejectedJob:
+    with pytest.raises(RejectedJob) as caught:
+        check_schedule(schedule(**changes))
+    assert len(str(caught.value)) < 500
+    return caught.value
+
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"job_id": "j"},
+    {"job_id": "j" * JOB_ID_BYTES_MAX},
+    {"job_id": "é" * (JOB_ID_BYTES_MAX // 2)},
+    {"job_id": "order 7/retry#2 — ключ 🙂"},
+    {"task": "t" * TASK_BYTES_MAX},
+    {"task": "größe"},
+    {"queue": "q" * QUEUE_CHARS_MAX},
+    {"queue": "a-b_c.D9"},
+    {"due_ms": DUE_MS_MIN},
+    {"due_ms": DUE_MS_MAX},
+    {"created_ms": 0},
+    {"retention_ms": 0},
+    {"retention_ms": RETENTION_MS_MAX},
+    {"on_conflict": "REPLACE"},
+    {"content_type": "application/octet-stream"},
+    {"payload": b""},
+    {"headers": {"": ""}},
+    {"headers": {"ключ": "🙂", "line": "a\nb"}},
+    {"headers": {f"{n}": "" for n in range(HEADERS_COUNT_MAX)}},
+    {"headers": {"n": "v" * (HEADERS_BYTES_MAX - 1)}},
+    {"headers": {"n": "é" * (HEADERS_BYTES_MAX // 2 - 1)}},
+]
+
+
+@pytest.mark.parametrize("changes", [pytest.param(changes, id=f"{n}-{','.join(changes)}") for n, changes in enumerate(GOOD)])
+def test_what_keeps_the_rules_is_taken(changes: dict[str, Any]) -> None:
+    check_schedule(schedule(**changes))
+
+
+BAD: list[tuple[dict[str, Any], Reason]] = [
+    ({"job_id": ""}, Reason.BAD_JOB_ID),
+    ({"job_id": "j" * (JOB_ID_BYTES_MAX + 1)}, Reason.BAD_JOB_ID),
+    ({"job_id": "é" * (JOB_ID_BYTES_MAX // 2 + 1)}, Reason.BAD_JOB_ID),
+    ({"job_id": "a\nb"}, Reason.BAD_JOB_ID),
+    ({"job_id": "\x7f"}, Reason.BAD_JOB_ID),
+    ({"job_id": "\x85"}, Reason.BAD_JOB_ID),
+    ({"job_id": "\ud800"}, Reason.BAD_JOB_ID),
+    ({"job_id": 7}, Reason.BAD_JOB_ID),
+    ({"job_id": b"j1"}, Reason.BAD_JOB_ID),
+    ({"job_id": None}, Reason.BAD_JOB_ID),
+    ({"task": ""}, Reason.BAD_TASK),
+    ({"task": "t" * (TASK_BYTES_MAX + 1)}, Reason.BAD_TASK),
+    ({"task": "a\tb"}, Reason.BAD_TASK),
+    ({"task": ["t"]}, Reason.BAD_TASK),
+    ({"task": print}, Reason.BAD_TASK),
+    ({"queue": ""}, Reason.BAD_QUEUE),
+    ({"queue": "q" * (QUEUE_CHARS_MAX + 1)}, Reason.BAD_QUEUE),
+    ({"queue": "a b"}, Reason.BAD_QUEUE),
+    ({"queue": "a\n"}, Reason.BAD_QUEUE),
+    ({"queue": "größe"}, Reason.BAD_QUEUE),
+    ({"queue": "a/b"}, Reason.BAD_QUEUE),
+    ({"queue": {}}, Reason.BAD_QUEUE),
+    ({"due_ms": DUE_MS_MIN - 1}, Reason.DUE_TOO_EARLY),
+    ({"due_ms": 0}, Reason.DUE_TOO_EARLY),
+    ({"due_ms": -(2**63)}, Reason.DUE_TOO_EARLY),
+    ({"due_ms": DUE_MS_MAX + 1}, Reason.DUE_TOO_LATE),
+    ({"due_ms": 10**400}, Reason.DUE_TOO_LATE),
+    ({"due_ms": float(NOW_MS)}, Reason.BAD_DUE),
+    ({"due_ms": True}, Reason.BAD_DUE),
+    ({"due_ms": f"{NOW_MS}"}, Reason.BAD_DUE),
+    ({"retention_ms": -1}, Reason.BAD_RETENTION),
+    ({"retention_ms": RETENTION_MS_MAX + 1}, Reason.BAD_RETENTION),
+    ({"retention_ms": 1.0}, Reason.BAD_RETENTION),
+    ({"on_conflict": "ignore"}, Reason.BAD_ON_CONFLICT),
+    ({"on_conflict": []}, Reason.BAD_ON_CONFLICT),
+    ({"content_type": "text/plain"}, Reason.BAD_CONTENT_TYPE),
+    ({"content_type": ""}, Reason.BAD_CONTENT_TYPE),
+    ({"content_type": []}, Reason.BAD_CONTENT_TYPE),
+    ({"payload": "text"}, Reason.BAD_PAYLOAD),
+    ({"payload": bytearray(1)}, Reason.BAD_PAYLOAD),
+    ({"payload": None}, Reason.BAD_PAYLOAD),
+    ({"headers": None}, Reason.BAD_HEADERS),
+    ({"headers": []}, Reason.BAD_HEADERS),
+    ({"headers": {"a": 1}}, Reason.BAD_HEADERS),
+    ({"headers": {1: "a"}}, Reason.BAD_HEADERS),
+    ({"headers": {"a": b"b"}}, Reason.BAD_HEADERS),
+    ({"headers": {"a": "\ud800"}}, Reason.BAD_HEADERS),
+    ({"headers": {f"{n}": "" for n in range(HEADERS_COUNT_MAX + 1)}}, Reason.BAD_HEADERS),
+    ({"headers": {"n": "v" * HEADERS_BYTES_MAX}}, Reason.BAD_HEADERS),
+    ({"headers": {"n": "é" * (HEADERS_BYTES_MAX // 2)}}, Reason.BAD_HEADERS),
+]
+
+
+@pytest.mark.parametrize("changes,reason", [pytest.param(*case, id=f"{n}-{case[1]}") for n, case in enumerate(BAD)])
+def test_what_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason) -> None:
+    assert refusal(**changes).reason == reason
+
+
+@pytest.mark.parametrize("job_id", ["", "j" * (JOB_ID_BYTES_MAX + 1), "a\0", "\ud800", 7, None])
+def test_a_cancel_needs_an_id_that_a_job_can_have(job_id: Any) -> None:
+    with pytest.raises(RejectedJob) as caught:
+        check_cancel({"job_id": job_id, "created_ms": NOW_MS})
+    assert caught.value.reason == Reason.BAD_JOB_ID
+
+
+def test_a_cancel_of_any_id_that_a_job_can_have_is_taken() -> None:
+    for job_id in ("j", "j" * JOB_ID_BYTES_MAX, "ключ 🙂"):
+        check_cancel({"job_id": job_id, "created_ms": NOW_MS})
+
+
+@pytest.mark.parametrize(
+    "due_ms,reason,unit",
+    [
+        (NOW_MS // 1_000, Reason.DUE_TOO_EARLY, "seconds"),
+        (NOW_MS * 1_000, Reason.DUE_TOO_LATE, "microseconds"),
+        (NOW_MS * 1_000_000, Reason.DUE_TOO_LATE, "nanoseconds"),
+    ],
+)
+def test_T4_a_mistaken_unit_is_recognized(due_ms: int, reason: Reason, unit: str) -> None:
+    error = refusal(due_ms=due_ms)
+    assert error.reason == reason
+    for part in (str(due_ms), f"looks like {unit}", f"in milliseconds it is {NOW_MS}"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("due_ms", [2**63 - 1, NOW_MS + 2**63 - 1, 2**64])
+def test_T4_a_due_time_beyond_all_is_refused_with_the_limit(due_ms: int) -> None:
+    error = refusal(due_ms=due_ms)
+    assert error.reason == Reason.DUE_TOO_LATE
+    for part in (str(due_ms), str(DUE_MS_MAX), "2100-01-01"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("size", [PAYLOAD_BYTES_MAX - 1, PAYLOAD_BYTES_MAX])
+def test_W11_a_payload_up_to_the_limit_is_taken(size: int) -> None:
+    check_schedule(schedule(payload=bytes(size)))
+
+
+def test_W11_a_payload_over_the_limit_is_refused_with_the_sizes() -> None:
+    error = refusal(payload=bytes(PAYLOAD_BYTES_MAX + 1))
+    assert error.reason == Reason.PAYLOAD_TOO_LARGE
+    assert "1,000,001" in str(error)
+    assert "1,000,000" in str(error)
+
+
+def test_a_message_never_repeats_a_huge_value() -> None:
+    assert len(str(refusal(job_id="j" * 10**6))) < 300
+    assert len(str(refusal(retention_ms=-(10**10_000)))) < 300
+    assert len(str(refusal(queue="\n" * 10**6))) < 300
+    assert len(str(refusal(due_ms=10**10_000))) < 300
