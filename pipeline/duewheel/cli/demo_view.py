@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duewheel.demo.course import Progress
-from duewheel.demo.evidence import Lateness, Verdict
+from duewheel.demo.evidence import Lateness, Latenesses, Verdict
 
 _NOTES_SHOWN_MAX: Final = 12
 _LINE_EVERY_MS: Final = 1_000
@@ -99,7 +99,11 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         console.print(table)
     for takeover in verdict.takeovers:
         seconds = "nothing was due there any more" if takeover.longest_ms is None else f"{takeover.longest_ms / 1_000:.1f} s"
-        console.print(f"From the kill of {takeover.kill.name} until each of its partitions was served again: {seconds}", highlight=False)
+        console.print(
+            f"From the kill of {takeover.kill.name} until each of its partitions was served again: {seconds}",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print()
     if verdict.broken:
         console.print(f"Broken promises: {', '.join(verdict.broken)}.", style="bold red", highlight=False)
@@ -118,24 +122,28 @@ def _jobs_table(verdict: Verdict) -> Table:
         table.add_row(promise, f"{count:,}", Text("BROKEN", style="bold red") if count else Text("kept", style="green"))
     table.add_section()
     table.add_row("executions", f"{verdict.executions:,}")
-    table.add_row("executions repeated", f"{verdict.repeated:,}", "allowed: at least once, each under a token of its own")
+    table.add_row("executions repeated", f"{verdict.repeated:,}", "allowed: at least once")
     return table
 
 
 def _lateness_table(verdict: Verdict) -> Table:
-    table = Table("from due time to", title="Lateness in milliseconds", title_justify="left")
-    for column in ("jobs", "p50", "p99", "max"):
+    table = Table("jobs", "from due time to", title="Lateness in milliseconds", title_justify="left")
+    for column in ("count", "p50", "p99", "max"):
         table.add_column(column, justify="right")
-    rows = {
-        "dispatch": verdict.dispatch,
-        "handler's first line": verdict.start,
-        "dispatch, no kill in the way": verdict.undisturbed_dispatch,
-        "handler's first line, no kill in the way": verdict.undisturbed_start,
-    }
-    for name, lateness in rows.items():
-        if lateness is not None:
-            table.add_row(name, *(f"{figure:,}" for figure in lateness))
+    for name, (dispatch, start) in _groups(verdict).items():
+        table.add_section()
+        for event, lateness in (("dispatch", dispatch), ("handler's first line", start)):
+            if lateness is not None:
+                table.add_row(name, event, *(f"{figure:,}" for figure in lateness))
     return table
+
+
+def _groups(verdict: Verdict) -> dict[str, Latenesses]:
+    return {
+        "all": verdict.lateness,
+        "outside the outage": verdict.undisturbed,
+        "in it, elsewhere": verdict.bystanders,
+    }
 
 
 def verdict_object(verdict: Verdict, duration_s: float) -> dict[str, Any]:
@@ -147,16 +155,18 @@ def verdict_object(verdict: Verdict, duration_s: float) -> dict[str, Any]:
         **{promise.replace(" ", "_"): count for promise, count in verdict.promises.items()},
         "executions": verdict.executions,
         "executions_repeated": verdict.repeated,
-        **_flat("dispatch", verdict.dispatch),
-        **_flat("start", verdict.start),
-        **_flat("undisturbed_dispatch", verdict.undisturbed_dispatch),
-        **_flat("undisturbed_start", verdict.undisturbed_start),
+        **_flat("", verdict.lateness),
+        **_flat("undisturbed_", verdict.undisturbed),
+        **_flat("bystanders_", verdict.bystanders),
         **{f"takeover_{takeover.kill.role.value}_ms": takeover.longest_ms for takeover in verdict.takeovers},
         "duration_s": round(duration_s, 1),
         "broken": verdict.broken,
     }
 
 
-def _flat(name: str, lateness: Lateness | None) -> dict[str, int | None]:
-    fields = Lateness._fields
-    return {f"{name}_{field}": None if lateness is None else getattr(lateness, field) for field in fields}
+def _flat(prefix: str, latenesses: Latenesses) -> dict[str, int | None]:
+    return {
+        f"{prefix}{event}_{field}": None if lateness is None else getattr(lateness, field)
+        for event, lateness in latenesses._asdict().items()
+        for field in Lateness._fields
+    }

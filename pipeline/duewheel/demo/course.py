@@ -17,7 +17,7 @@ Times, from the first step on, so that the whole ends within a minute whatever h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -146,9 +146,9 @@ class Course:
             self._start_processor(name)
         for name in ("worker-1", "worker-2"):
             self._start_worker(name)
-        self._watch(witnesses, lambda: self._shared_out() or self._past(START_S))
-        if not self._shared_out():
-            raise EnvironmentFailure(f"after {START_S} s not every process has its share of the partitions.\n{self._fleet.log_tails()}")
+        self._watch(witnesses, lambda: self._all_serve() or self._past(START_S))
+        if not self._all_serve():
+            raise EnvironmentFailure(f"after {START_S} s not every process serves its share of the partitions.\n{self._fleet.log_tails()}")
 
         self._doing = "scheduling"
         began_ms = self._clock.steady_ms()
@@ -156,9 +156,10 @@ class Course:
         self._cancel(Cancelling.EARLY)
 
         self._doing = "running"
-        self._watch(witnesses, lambda: self._clock.steady_ms() - began_ms >= KILL_MS and (self._shared_out() or self._past(START_S)))
-        self._kill(Role.PROCESSOR, "processor-1", self._topology.processor_group)
-        self._kill(Role.WORKER, "worker-1", self._topology.worker_group(QUEUE_DEFAULT))
+        self._watch(witnesses, lambda: self._clock.steady_ms() - began_ms >= KILL_MS and (self._all_serve() or self._past(END_S)))
+        shares = self._shares()
+        self._kill(Role.PROCESSOR, "processor-1", shares)
+        self._kill(Role.WORKER, "worker-1", shares)
         self._start_processor("processor-3")
         self._start_worker("worker-3")
         self._cancel(Cancelling.LATE)
@@ -199,10 +200,9 @@ class Course:
                 client.cancel(job_id)
         self._note(f"cancelled {len(chosen):,} jobs, all acknowledged")
 
-    def _kill(self, role: Role, name: str, group: str) -> None:
-        child = next(child for child in self._fleet.children if child.name == name)
-        partitions = self._cluster.members(group).get(name, frozenset())
-        child.kill()
+    def _kill(self, role: Role, name: str, shares: Mapping[str, frozenset[int]]) -> None:
+        next(child for child in self._fleet.children if child.name == name).kill()
+        partitions = shares.get(name, frozenset())
         self._kills.append(Kill(name, role, self._clock.wall_ms(), partitions))
         self._fates[name] = "killed (kill -9)"
         held = ", ".join(map(str, sorted(partitions)))
@@ -220,11 +220,19 @@ class Course:
                 self._report(witnesses.evidence)
                 self._shown_ms = self._clock.steady_ms()
 
-    def _shared_out(self) -> bool:
-        """Whether every process that runs has partitions, by the broker's word."""
+    def _shares(self) -> dict[str, frozenset[int]]:
+        """Which partitions each process holds, by the broker's word."""
         groups = (self._topology.processor_group, self._topology.worker_group(QUEUE_DEFAULT))
-        shares = {name: partitions for group in groups for name, partitions in self._cluster.members(group).items()}
-        return all(shares.get(child.name) for child in self._fleet.children if child.name not in self._fates)
+        return {name: partitions for group in groups for name, partitions in self._cluster.members(group).items()}
+
+    def _all_serve(self) -> bool:
+        """Whether every process that runs holds partitions, and says that it serves them."""
+        shares = self._shares()
+        return all(
+            shares.get(child.name) and shares[child.name] <= _served(child)
+            for child in self._fleet.children
+            if child.name not in self._fates
+        )
 
     def _all_ended(self, evidence: Evidence) -> bool:
         return all(evidence.stories[job_id].ended for job_id in self._scheduled)
@@ -270,6 +278,11 @@ class Course:
                 notes=tuple(self._notes),
             )
         )
+
+
+def _served(child: Child) -> set[int]:
+    opened = child.logged("processor.active") + child.logged("worker.partition_opened")
+    return {line["partition"] for line in opened}
 
 
 def _job(planned: PlannedJob, now_ms: int) -> Job:

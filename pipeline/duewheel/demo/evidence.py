@@ -99,6 +99,13 @@ class Lateness(NamedTuple):
         return cls(len(ordered), percentile(50), percentile(99), ordered[-1])
 
 
+class Latenesses(NamedTuple):
+    """From due time to the first dispatch, and to the first line of the first handler, of jobs that were started."""
+
+    dispatch: Lateness | None
+    start: Lateness | None
+
+
 @dataclass(slots=True)
 class Story:
     """All that was said of one job."""
@@ -157,19 +164,18 @@ class Story:
             partitions = {d.token: d.partition for d in self.dispatches}
             yield from ((partitions[e.token], e.started_ms) for e in self.executions if e.token in partitions)
 
-    def waited_for(self, kill: Kill, takeover: Takeover) -> bool:
-        """Whether its first service was wanted before the killed one's partition was taken over, and came after the kill."""
-        first, started_ms = self.first_dispatch, self.first_started_ms
-        if first is None or self.due_ms is None:
+    def overlaps(self, takeover: Takeover) -> bool:
+        """Whether it was due, and not yet started, at any time between the kill and the end of the takeover."""
+        if self.due_ms is None or self.first_started_ms is None or takeover.longest_ms is None:
             return False
+        dead_ms = takeover.kill.dead_ms
+        return self.due_ms <= dead_ms + takeover.longest_ms and self.first_started_ms >= dead_ms
+
+    def passed_through(self, kill: Kill) -> bool:
+        """Whether its way to its first start led through a partition that the killed process held."""
         if kill.role is Role.PROCESSOR:
-            partition, wanted_ms, served_ms = self.timer_partition, self.due_ms, first.at_ms
-        elif started_ms is not None:
-            partition, wanted_ms, served_ms = first.partition, first.at_ms, started_ms
-        else:
-            return False
-        waited_ms = takeover.after_ms.get(partition)
-        return waited_ms is not None and wanted_ms <= kill.dead_ms + waited_ms and served_ms > kill.dead_ms
+            return self.timer_partition in kill.partitions
+        return self.first_dispatch is not None and self.first_dispatch.partition in kill.partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +203,10 @@ class Verdict:
         token_used_twice: fencing tokens that were handed out twice, or under which a handler began twice.
         executions: how often handlers were called.
         repeated: of these, how often again for the same job.
-        dispatch, start: lateness of first dispatches and first starts.
-        undisturbed_dispatch, undisturbed_start: the same of jobs that no kill had to do with.
+        lateness: of all jobs.
+        undisturbed: of those whose time, from due to started, lay before the kills or after the takeovers.
+        bystanders: of those whose time lay between, in partitions that no killed process held. They may be late too: what a killed
+            processor left open hides what others write behind it, until a successor ends it.
     """
 
     scheduled: int
@@ -211,10 +219,9 @@ class Verdict:
     token_used_twice: int
     executions: int
     repeated: int
-    dispatch: Lateness | None
-    start: Lateness | None
-    undisturbed_dispatch: Lateness | None
-    undisturbed_start: Lateness | None
+    lateness: Latenesses
+    undisturbed: Latenesses
+    bystanders: Latenesses
     takeovers: Sequence[Takeover]
 
     @property
@@ -275,7 +282,7 @@ class Evidence:
         """Judges the jobs that were acknowledged, `scheduled`, after these kills."""
         stories = [self.stories[job_id] for job_id in scheduled]
         takeovers = [self.takeover(kill) for kill in kills]
-        undisturbed = [story for story in stories if not any(story.waited_for(t.kill, t) for t in takeovers)]
+        disturbed = [story for story in stories if any(story.overlaps(takeover) for takeover in takeovers)]
         executions = sum(len(story.executions) for story in stories)
         return Verdict(
             scheduled=len(stories),
@@ -288,10 +295,9 @@ class Evidence:
             token_used_twice=_tokens_used_twice(stories),
             executions=executions,
             repeated=executions - sum(bool(story.executions) for story in stories),
-            dispatch=_dispatch_lateness(stories),
-            start=start_lateness(stories),
-            undisturbed_dispatch=_dispatch_lateness(undisturbed),
-            undisturbed_start=start_lateness(undisturbed),
+            lateness=_latenesses(stories),
+            undisturbed=_latenesses(s for s in stories if not any(s.overlaps(takeover) for takeover in takeovers)),
+            bystanders=_latenesses(s for s in disturbed if not any(s.passed_through(kill) for kill in kills)),
             takeovers=takeovers,
         )
 
@@ -301,8 +307,10 @@ def start_lateness(stories: Iterable[Story]) -> Lateness | None:
     return Lateness.of(s.first_started_ms - s.due_ms for s in stories if s.first_started_ms is not None and s.due_ms is not None)
 
 
-def _dispatch_lateness(stories: Iterable[Story]) -> Lateness | None:
-    return Lateness.of(s.first_dispatch.at_ms - s.due_ms for s in stories if s.first_dispatch is not None and s.due_ms is not None)
+def _latenesses(stories: Iterable[Story]) -> Latenesses:
+    started = [story for story in stories if story.first_started_ms is not None]
+    dispatch = Lateness.of(s.first_dispatch.at_ms - s.due_ms for s in started if s.first_dispatch is not None and s.due_ms is not None)
+    return Latenesses(dispatch, start_lateness(started))
 
 
 def _tokens_used_twice(stories: Iterable[Story]) -> int:
