@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from duewheel.adapters.kafka.settings import KafkaConfig
@@ -29,9 +29,10 @@ def topology(broker: KafkaConfig) -> Iterator[Topology]:
 
 
 def committed(kafka: KafkaConfig, group: str, topic: str, partitions: int) -> list[TopicPartition]:
-    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in range(partitions)])
-    admin = AdminClient(kafka.common())  # kept: one that is collected never answers
-    return list(admin.list_consumer_group_offsets([request])[group].result(10).topic_partitions)
+    consumer = Consumer({**kafka.reader(), "group.id": group})
+    found = consumer.committed([TopicPartition(topic, partition) for partition in range(partitions)], timeout=10)
+    consumer.close()
+    return list(found)
 
 
 def set_config(kafka: KafkaConfig, topic: str, setting: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer group has committed, asked by somebody who is not a member.
+"""What a consumer group has committed, asked (or said) by somebody who is not a member.
 
 The obvious call, `AdminClient.list_consumer_group_offsets`, ends the process: librdkafka answers NOT_COORDINATOR by asking the client's
 own consumer group to look for its coordinator anew, and an admin client has none (a null pointer; librdkafka #5040, present in 2.16).
@@ -9,7 +9,7 @@ that subscribes to nothing may ask too. It has the group to ask with, looks for 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -49,14 +49,33 @@ def settled(kafka: KafkaConfig, group: str, partitions: Sequence[TopicPartition]
     return _ask(kafka, group, "read_committed", partitions, timeout_s)
 
 
+def commit(kafka: KafkaConfig, group: str, positions: Sequence[TopicPartition], timeout_s: float) -> None:
+    """Commits offsets and metadata for a group that has no members; one that has takes commits from them alone.
+
+    Raises:
+        KafkaException: refused (UNKNOWN_MEMBER_ID: the group has members), or nobody answered in time.
+    """
+    _patiently(kafka, group, "read_uncommitted", lambda consumer, _left_s: _commit(consumer, positions), timeout_s)
+
+
+def _commit(consumer: Consumer, positions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    return consumer.commit(offsets=list(positions), asynchronous=False)
+
+
 def _ask(kafka: KafkaConfig, group: str, isolation: str, partitions: Sequence[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    return _patiently(kafka, group, isolation, lambda consumer, left_s: consumer.committed(list(partitions), timeout=left_s), timeout_s)
+
+
+def _patiently(
+    kafka: KafkaConfig, group: str, isolation: str, call: Callable[[Consumer, float], list[TopicPartition]], timeout_s: float
+) -> list[TopicPartition]:
     consumer = Consumer({**kafka.reader(), "group.id": group, "isolation.level": isolation})
     deadline = time.monotonic() + timeout_s
     try:
         while True:
             left_s = max(_PAUSE_S, deadline - time.monotonic())
             try:
-                return consumer.committed(list(partitions), timeout=left_s)
+                return call(consumer, left_s)
             except KafkaException as error:
                 if error.args[0].code() not in _MOVING or left_s <= _PAUSE_S:
                     raise

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
 )
 
 from duewheel import resources
-from duewheel.adapters.kafka.positions import committed
+from duewheel.adapters.kafka import positions
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable, EnvironmentFailure
@@ -313,31 +313,18 @@ class TopicAdmin:
 
     def _mark_unclaimed(self, topic: str, queue: str, partitions: int) -> None:
         group = self._topology.worker_group(queue)
+        metadata = encode(Claim("", 0), 0)
         everything = [TopicPartition(topic, partition) for partition in range(partitions)]
         try:
-            known = committed(self._kafka, group, everything, self._timeout_s)
+            known = positions.committed(self._kafka, group, everything, self._timeout_s)
+            unknown = [TopicPartition(topic, p.partition, 0, metadata) for p in known if p.offset < 0]
+            if unknown:
+                positions.commit(self._kafka, group, unknown, self._timeout_s)
         except KafkaException as error:
-            raise self._unavailable(error) from error
-        metadata = encode(Claim("", 0), 0)
-        positions = [TopicPartition(topic, p.partition, 0, metadata) for p in known if p.offset < 0]
-        if positions:
-            request = [ConsumerGroupTopicPartitions(group, positions)]
-            answer = self._patiently(lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=_CALL_TIMEOUT_S)[group])
-            for position in answer.topic_partitions:
-                # A group with members takes commits from them alone: its workers see to it themselves.
-                if position.error is not None and position.error.code() != KafkaError.UNKNOWN_MEMBER_ID:
-                    raise EnvironmentFailure(f"group {group} could not be told that nothing of {topic} is claimed: {position.error.str()}")
-
-    def _patiently(self, ask: Any) -> Any:
-        """A group's coordinator may be a moment away: on a new cluster its topic is made at the first question."""
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return self._answer(ask())
-            except EnvironmentFailure as error:
-                if time.monotonic() > deadline or not _is_retriable(error):
-                    raise
-            time.sleep(_POLL_S)
+            # A group with members takes commits from them alone: its workers see to it themselves.
+            if error.args[0].code() != KafkaError.UNKNOWN_MEMBER_ID:
+                reason = error.args[0].str()
+                raise EnvironmentFailure(f"group {group} could not be told that nothing of {topic} is claimed: {reason}") from error
 
     def _queues(self, actual: Mapping[str, Actual]) -> list[str]:
         prefix = self._topology.dispatch("")
@@ -383,8 +370,3 @@ def ensure(kafka: KafkaConfig, topology: Topology, queues: Mapping[str, int | No
 
 def _is_code(error: EnvironmentFailure, code: int) -> bool:
     return isinstance(error.__cause__, KafkaException) and error.__cause__.args[0].code() == code
-
-
-def _is_retriable(error: EnvironmentFailure) -> bool:
-    codes = (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
-    return any(_is_code(error, code) for code in codes) or isinstance(error, BrokerUnavailable)
