@@ -130,7 +130,8 @@ class Processor:
         self._failure: TransactionAborted | TransactionUnknown | StoreDamaged | None = None
         self._counts = Counts()
         self._broker_timeout_ms = broker_timeout_ms
-        self._contact_ms = clock.wall_ms()
+        # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
+        self._contact_ms = clock.steady_ms()
         self._busy_until_ms = self._marked_ms = self._swept_ms = self._reported_ms = self._leap_logged_ms = 0
 
     def start(self) -> None:
@@ -144,13 +145,14 @@ class Processor:
             BrokerUnavailable: nobody answered for `broker_timeout_ms`.
             StoreDamaged: a local store can neither be used nor be made anew.
         """
-        self._finish_catching_up()
+        handed_out = self._handed_out()
         outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
         records = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
         commands = self._commands.read(records)
         now_ms = self._now_ms()
         try:
             self._settle()
+            self._finish_catching_up(handed_out)
             self._restore(now_ms)
             self._keep_house(now_ms)
             moved = self._run(outcomes, commands, now_ms)
@@ -166,7 +168,7 @@ class Processor:
         except (BrokerUnavailable, CommitRefused) as error:
             log.warning("processor.cluster_unavailable", error=str(error))
             self._read_again()
-            if now_ms - self._contact_ms > self._broker_timeout_ms:
+            if self._clock.steady_ms() - self._contact_ms > self._broker_timeout_ms:
                 raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
         else:
             return moved
@@ -199,12 +201,10 @@ class Processor:
             return  # on closing, the group says once more what `close` has done already
         self._settle_early()
         claimed = [partition for partition in leaving if partition.stage >= Stage.REPLAYING]
-        level = [partition for partition in leaving if partition.stage >= Stage.CATCHING_UP]
         try:
             if claimed and self._failure is None:
-                self._mark(level, self._now_ms())
-                self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, RELEASED) for p in claimed])
-        except (CommitRefused, BrokerUnavailable) as error:
+                self._mark(claimed, RELEASED, self._now_ms())
+        except (CommitRefused, BrokerUnavailable, StoreDamaged) as error:
             log.warning("processor.release_failed", error=str(error))  # the successor will fence us by name
         self._let_go(leaving)
         log.info("processor.revoked", partitions=sorted(partitions))
@@ -242,8 +242,14 @@ class Processor:
         for batch in batches:
             self._counts.add(batch.step.counts)
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
+        damage = None
         for batch in batches:
-            batch.partition.save(batch.step, batch.changes)
+            try:
+                batch.partition.save(batch.step, batch.changes)
+            except StoreDamaged as error:  # the other stores need their share all the same
+                damage = error
+        if damage is not None:
+            raise damage
 
     def _run(self, outcomes: Sequence[Record], commands: Sequence[Command], now_ms: int) -> bool:
         batches: dict[int, _Batch] = {}
@@ -265,7 +271,7 @@ class Processor:
 
     def _take_outcomes(self, records: Sequence[Record], batches: dict[int, _Batch], now_ms: int) -> None:
         if records:
-            self._busy_until_ms = now_ms + _BUSY_MS
+            self._busy_until_ms = self._clock.steady_ms() + _BUSY_MS
         decode = self._codec.decode_outcome
         for record in records:
             number = record.partition()
@@ -396,15 +402,18 @@ class Processor:
             partition.stage = Stage.CATCHING_UP
             log.info("processor.replayed", partition=number, records=partition.replayed)
 
-    def _finish_catching_up(self) -> None:
-        for number, partition in self._partitions.items():
-            if partition.stage != Stage.CATCHING_UP:
-                continue
-            # What the readers have handed out is committed only while no transaction is under way.
-            settled = self._pending is None
-            intake_reached = self._intake.reached(number) if settled else 0
-            outcomes_reached = self._outcomes.reached(number) if settled else 0
-            if partition.has_caught_up(intake_reached, outcomes_reached):
+    def _handed_out(self) -> list[tuple[Partition, int, int]]:
+        """How far the readers have handed out the inputs of partitions that catch up: all of it is committed once the last transaction is
+        settled. A log that ends in a transaction's marker has no record there, so that committed offsets alone would never reach its end.
+        """
+        catching_up = [partition for partition in self._partitions.values() if partition.stage == Stage.CATCHING_UP]
+        return [(p, self._intake.reached(p.number), self._outcomes.reached(p.number)) for p in catching_up]
+
+    def _finish_catching_up(self, handed_out: Sequence[tuple[Partition, int, int]]) -> None:
+        for partition, intake_reached, outcomes_reached in handed_out:
+            number = partition.number
+            still_ours = self._partitions.get(number) is partition and partition.stage == Stage.CATCHING_UP
+            if still_ours and partition.has_caught_up(intake_reached, outcomes_reached):
                 partition.stage = Stage.ACTIVE
                 log.info("processor.active", partition=number, token=partition.token)
 
@@ -439,8 +448,8 @@ class Processor:
         now_ms = keeper.now_ms(self._clock.wall_ms(), self._clock.steady_ms())
         if keeper.stepped_back_ms:
             log.warning("clock.stepped_back", by_ms=keeper.stepped_back_ms)
-        if keeper.leap_ms and now_ms - self._leap_logged_ms >= _LEAP_LOG_EVERY_MS:
-            self._leap_logged_ms = now_ms
+        if keeper.leap_ms and (steady_ms := self._clock.steady_ms()) - self._leap_logged_ms >= _LEAP_LOG_EVERY_MS:
+            self._leap_logged_ms = steady_ms
             log.error("clock.leapt_ahead", by_ms=keeper.leap_ms)
         return now_ms
 
@@ -449,7 +458,7 @@ class Processor:
         now_ms = self._now_ms()
         if self._pending is not None:
             return _WAIT_PENDING_S
-        wait_s = _WAIT_BUSY_S if now_ms < self._busy_until_ms else _WAIT_IDLE_S
+        wait_s = _WAIT_BUSY_S if self._clock.steady_ms() < self._busy_until_ms else _WAIT_IDLE_S
         for partition in self._partitions.values():
             if partition.stage == Stage.REPLAYING:
                 return 0.0  # reading the changelog waits by itself
@@ -463,30 +472,34 @@ class Processor:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
         for partition in active:
             partition.extend_horizon(now_ms)
-        if now_ms - self._swept_ms >= _SWEEP_EVERY_MS:
-            self._swept_ms = now_ms
+        steady_ms = self._clock.steady_ms()
+        if steady_ms - self._swept_ms >= _SWEEP_EVERY_MS:
+            self._swept_ms = steady_ms
             for partition in active:
                 partition.sweep(now_ms)
-        if now_ms - self._marked_ms >= _MARK_EVERY_MS:
-            self._marked_ms = now_ms
-            self._mark(active, now_ms)
-            self._contact_ms = now_ms
-        if now_ms - self._reported_ms >= _REPORT_EVERY_MS:
-            self._reported_ms = now_ms
+        if steady_ms - self._marked_ms >= _MARK_EVERY_MS:
+            self._marked_ms = steady_ms
+            if active:
+                self._mark(active, owned_by(self._output.name), now_ms)
+            else:
+                self._cluster.partition_count(self._topology.intake)  # only to see that the cluster is there
+            self._contact_ms = steady_ms
+        if steady_ms - self._reported_ms >= _REPORT_EVERY_MS:
+            self._reported_ms = steady_ms
             counts, self._counts = self._counts, Counts()
             if counts != Counts():
                 log.info("processor.report", **dataclasses.asdict(counts))
 
-    def _mark(self, partitions: Sequence[Partition], now_ms: int) -> None:
-        """Lets the stores know how far they have come.
+    def _mark(self, partitions: Sequence[Partition], metadata: str, now_ms: int) -> None:
+        """Lets the stores know how far they have come, and writes `metadata` beside the committed offsets. No transaction of ours is open.
 
-        No transaction of ours is open and nobody else writes these partitions, so all that their ends count is in the stores.
+        All that the changelog's ends count is in the stores, unless we were stalled and replaced without knowing, and the ends count what
+        our successor wrote. So the group is asked in between: it takes a commit from an owner only.
         """
-        if not partitions:
-            self._cluster.partition_count(self._topology.intake)  # only to see that the cluster is there
-            return
-        ends = self._cluster.watermarks(self._topology.state, [p.number for p in partitions])
-        for partition in partitions:
+        level = [partition for partition in partitions if partition.stage >= Stage.CATCHING_UP]
+        ends = self._cluster.watermarks(self._topology.state, [p.number for p in level]) if level else {}
+        self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, metadata) for p in partitions])
+        for partition in level:
             partition.mark(ends[partition.number][1], now_ms)
 
     def _queue_partitions(self, queue: str) -> int:
@@ -494,15 +507,15 @@ class Processor:
         count = self._queues.get(queue)
         if count is not None:
             return count
-        now_ms = self._now_ms()
-        if self._queues_missing.get(queue, 0) > now_ms:
+        steady_ms = self._clock.steady_ms()
+        if self._queues_missing.get(queue, 0) > steady_ms:
             return 0
         try:
             count = self._queues[queue] = self._cluster.partition_count(self._topology.dispatch(queue))
         except TopicMissing:
             if len(self._queues_missing) >= _QUEUES_MISSING_MAX:
                 self._queues_missing.clear()
-            self._queues_missing[queue] = now_ms + _UNKNOWN_QUEUE_MS
+            self._queues_missing[queue] = steady_ms + _UNKNOWN_QUEUE_MS
             return 0
         return count
 
