@@ -128,6 +128,7 @@ class Worker:
         self._reports: list[tuple[str, bytes, bytes | None, int]] = []  # as produce() takes them
         self._starts: list[Run] = []  # claimed, and to be started once that is committed
         self._doubt: _Doubt | None = None
+        self._completed = 0  # runs collected since the window was told
         self._in_flight = 0  # runs claimed and not reported
         self._bytes = 0  # of records polled and runs in flight
         self._turns = 0
@@ -143,7 +144,8 @@ class Worker:
     # --- driving ---
 
     def start(self) -> None:
-        """Joins the group."""
+        """Joins the group, with producers that are ready, so that the first outcome need not wait for them."""
+        self._output.recover()
         self._reader.join(self)
 
     def turn(self) -> None:
@@ -159,6 +161,8 @@ class Worker:
             self._takeovers = [takeover for takeover in self._takeovers if takeover.advance()]
         self._collect()
         self._claim()
+        self._window.observe(self._completed, self._in_flight, self._polled_ms)
+        self._completed = 0
         self._record()
         self._crew.nudge()
         self._probe_cluster()
@@ -294,7 +298,7 @@ class Worker:
             self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error)
         if runs:
             self._quiet_turns = 0
-        self._window.observe(len(runs), self._in_flight, self._polled_ms)
+        self._completed += len(runs)
 
     def _finish(self, run: Run) -> None:
         self._in_flight -= 1

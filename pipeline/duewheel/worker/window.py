@@ -33,7 +33,9 @@ class Window:
         self._concurrency = concurrency
         self._runs_max = max(concurrency, runs_max)
         self._completed = 0
-        self._since_ms: int | None = None
+        self._busy_ms = 0
+        self._observed_ms = 0
+        self._was_busy = False
         self._rate_per_ms = 0.0
 
     def observe(self, completed: int, in_flight: int, now_ms: int) -> None:
@@ -42,15 +44,11 @@ class Window:
         Args:
             now_ms: of the steady clock.
         """
-        if self._since_ms is None:
-            self._since_ms = now_ms if in_flight else None
-            self._completed = 0
-            return
+        if self._was_busy:
+            self._busy_ms += now_ms - self._observed_ms
         self._completed += completed
-        elapsed_ms = now_ms - self._since_ms
-        if elapsed_ms >= _SAMPLE_MS:
-            self._rate_per_ms = (self._rate_per_ms + self._completed / elapsed_ms) / 2
+        self._observed_ms, self._was_busy = now_ms, in_flight > 0
+        if self._busy_ms >= _SAMPLE_MS:
+            self._rate_per_ms = (self._rate_per_ms + self._completed / self._busy_ms) / 2
             self.size = max(self._concurrency, min(self._runs_max, int(self._rate_per_ms * WINDOW_MS)))
-            self._completed, self._since_ms = 0, now_ms
-        if not in_flight:
-            self._since_ms = None
+            self._completed = self._busy_ms = 0
