@@ -11,6 +11,7 @@ clock that cannot step. As long as the wall moves like the steady clock, it is b
 - The wall falls behind: now is the wall, at once. Later jobs wait for the wall to come; jobs made now fire now.
 - The wall runs ahead by more than LEAP_MS_MAX: now goes on steadily from the last believed time, and `leap_ms` says by how much the
   wall disagrees, for the log. If the leap was the correction, a restart believes the wall; if it was the mistake, the wall will come back.
+- The wall comes back from a step back: where it would be without the step it was believed before, so this is no leap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Timekeeper:
 
     def __init__(self, wall_ms: int, steady_ms: int) -> None:
         self._wall_ms = wall_ms
-        self._steady_ms = steady_ms
+        self._ahead_ms = wall_ms - steady_ms  # how far the wall is ahead of the steady clock, as believed last
+        self._ahead_ms_max = self._ahead_ms  # as ever believed
         self.leap_ms = 0
         """How far the wall is ahead of the time that is believed; 0 while it is believed itself."""
         self.stepped_back_ms = 0
@@ -40,11 +42,12 @@ class Timekeeper:
 
     def now_ms(self, wall_ms: int, steady_ms: int) -> int:
         """The time to fire by, in milliseconds since the epoch."""
-        expected_ms = self._wall_ms + (steady_ms - self._steady_ms)
+        ahead_ms = wall_ms - steady_ms
         self.stepped_back_ms = max(0, self._wall_ms - wall_ms) if self.leap_ms == 0 else 0
-        if wall_ms - expected_ms > LEAP_MS_MAX:
-            self.leap_ms = wall_ms - expected_ms
-            return expected_ms
+        if ahead_ms - self._ahead_ms_max > LEAP_MS_MAX:
+            self.leap_ms = ahead_ms - self._ahead_ms
+            return self._ahead_ms + steady_ms
         self.leap_ms = 0
-        self._wall_ms, self._steady_ms = wall_ms, steady_ms
+        self._wall_ms, self._ahead_ms = wall_ms, ahead_ms
+        self._ahead_ms_max = max(self._ahead_ms_max, ahead_ms)
         return wall_ms
