@@ -261,7 +261,7 @@ def test_the_user_in_the_address_is_sent_and_never_shown(server: FakeRegistry, c
     assert "cret" not in str(failure.value)
 
 
-@pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://", "file:registry"])
 def test_an_address_that_is_none_is_refused(url: str, clock: ManualClock) -> None:
     with pytest.raises(BadConfiguration, match="schema registry"):
         Registry(url, clock)
