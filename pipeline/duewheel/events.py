@@ -96,4 +96,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "worker.cluster_unavailable": Event("The cluster does not answer; it is tried again.", ("error",)),
     "worker.draining": Event("Nothing more is claimed; what runs may finish.", ("running", "grace_ms")),
     "worker.drained": Event("Everything that finished is recorded; the rest was reported as interrupted.", ("interrupted", "unrecorded")),
+    # The development broker (devbroker/jars.py)
+    "devbroker.fetch_started": Event("Kafka's jars are being fetched, 38 MB, once for this folder.", ("jars", "folder")),
 }

