@@ -60,36 +60,36 @@ def run(
     producers = [Producer(kafka.transactional(f"{group}.{uuid.uuid4().hex}-{index}")) for index in (0, 1)]
     for producer in producers:
         producer.init_transactions(_TIMEOUT_S)
-    batches = _batches(samples, count, batch)
+    prepared = batches(samples, count, batch)
     progress(what, 0, count)
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     reader.read_from(0, 0)
-    transactions = _loop(consumer, producers, source, target, count, batches)
+    transactions = _loop(consumer, producers, source, target, prepared)
     run = FloorRun(time.monotonic() - began_s, time.process_time() - began_cpu_s, transactions)
     progress(what, count, count)
     reader.close()
     return run
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
+    """(value, key) of what one transaction writes."""
+
     definitions: list[tuple[bytes, bytes]]
     states: list[tuple[bytes, bytes]]
     dispatches: list[tuple[bytes, bytes]]
 
 
-def _batches(samples: Samples, count: int, batch: int) -> list[_Batch]:
+def batches(samples: Samples, count: int, batch: int) -> list[Batch]:
     """What each transaction writes. Lists of references to the same few thousand records."""
     sources = [cycle(kind) for kind in samples]
     sizes = [min(batch, count - at) for at in range(0, count, batch)]
-    return [_Batch(*(list(islice(source, size)) for source in sources)) for size in sizes]
+    return [Batch(*(list(islice(source, size)) for source in sources)) for size in sizes]
 
 
-def _loop(
-    consumer: Consumer, producers: Sequence[Producer], source: Topology, target: Topology, count: int, batches: Sequence[_Batch]
-) -> int:
+def _loop(consumer: Consumer, producers: Sequence[Producer], source: Topology, target: Topology, prepared: Sequence[Batch]) -> int:
     intake, state, dispatch = source.intake, target.state, target.dispatch(QUEUE_DEFAULT)
     turn = 0
-    for definitions, states, dispatches in batches:
+    for definitions, states, dispatches in prepared:
         messages = consumer.consume(len(definitions), _TIMEOUT_S)
         if len(messages) < len(definitions):
             raise EnvironmentFailure(f"the floor's loop got {len(messages)} records of {len(definitions)} within {_TIMEOUT_S:g} s")
@@ -109,7 +109,7 @@ def _loop(
         position = TopicPartition(intake, 0, last + 1)
         producer.send_offsets_to_transaction([position], member, _TIMEOUT_S)
         producer.commit_transaction(_TIMEOUT_S)
-    return len(batches)
+    return len(prepared)
 
 
 class _Joined:

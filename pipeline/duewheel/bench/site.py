@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from duewheel.adapters.kafka.cluster import KafkaCluster
@@ -103,7 +103,12 @@ class Site:
         names = [name for name in self._admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics if name.startswith(prefix)]
         futures = self._admin.delete_topics(names, request_timeout=_ADMIN_TIMEOUT_S) if names else {}
         for future in futures.values():
-            future.result(_ADMIN_TIMEOUT_S)
+            try:
+                future.result(_ADMIN_TIMEOUT_S)
+            except KafkaException as error:
+                # What was deleted a moment ago may still be listed.
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
 
     # --- what the cluster holds ---
 

@@ -1,0 +1,75 @@
+"""The arithmetic of the benches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from duewheel.bench import process
+from duewheel.bench.floor import Samples, batches
+from duewheel.bench.lateness import due_ms, percentile
+from duewheel.bench.report import Report, rounded
+
+
+def test_a_report_becomes_one_json_object() -> None:
+    report = Report("path", {"jobs": 10}, "4.3.1", machine={"cores": 2})
+    report.add("ratio", 0.412345, "path to floor")
+    report.add("ratios", [0.412345, 123_456.7], "each round")
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "bench": "path",
+        "ratio": 0.4123,
+        "ratios": [0.4123, 123_500],
+        "settings": {"jobs": 10},
+        "machine": {"cores": 2, "kafka": "4.3.1"},
+    }
+
+
+@pytest.mark.parametrize(
+    "value,shown", [(0, 0), (123_456, 123_456), (0.0, 0.0), (123_456.0, 123_500), (12.3456, 12.35), (3.0, 3.0), (0.000123456, 0.0001235)]
+)
+def test_measured_figures_have_four_digits_and_counts_all(value: float, shown: float) -> None:
+    assert rounded(value) == shown
+    assert type(rounded(value)) is type(shown)
+
+
+@pytest.mark.parametrize("percent,value", [(0, 1), (50, 50), (99, 99), (99.1, 100), (100, 100)])
+def test_a_percentile_is_the_nearest_rank(percent: float, value: int) -> None:
+    assert percentile(range(1, 101), percent) == value
+
+
+def test_the_percentile_of_one_value_is_that_value() -> None:
+    assert percentile([7.5], 1) == percentile([7.5], 99.9) == 7.5
+
+
+def test_jobs_are_due_at_the_rate_and_none_early() -> None:
+    dues = [due_ms(1_000, rate=300, number=number) for number in range(300)]
+    assert dues[0] == 1_000
+    assert dues[-1] == 1_996
+    assert {after - before for before, after in itertools.pairwise(dues)} == {3, 4}
+
+
+def test_the_floor_writes_each_job_once_in_batches_of_the_processor() -> None:
+    samples = Samples([(b"d", b"k")] * 3, [(b"s", b"k")] * 3, [(b"x", b"k")] * 3)
+    found = batches(samples, count=10, batch=4)
+    assert [[len(records) for records in batch] for batch in found] == [[4, 4, 4], [4, 4, 4], [2, 2, 2]]
+    assert {value for batch in found for value, _ in batch.definitions} == {b"d"}
+
+
+def test_a_process_is_measured_by_what_the_kernel_says() -> None:
+    before_s = process.cpu_s(os.getpid())
+    while process.cpu_s(os.getpid()) < before_s + 0.02:
+        sum(range(10_000))
+    now_mb, peak_mb = process.resident_mb(os.getpid())
+    assert 5 < now_mb <= peak_mb
+    assert process.cpu_s(None) == 0.0
+
+
+def test_a_folder_takes_what_its_files_take(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    empty = process.folder_bytes(tmp_path)
+    (tmp_path / "below" / "file").write_bytes(b"x" * 100_000)
+    assert process.folder_bytes(tmp_path) - empty >= 100_000
