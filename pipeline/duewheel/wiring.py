@@ -16,7 +16,7 @@ from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
 if TYPE_CHECKING:
     from duewheel.engine.processor import Processor
-    from duewheel.ports import Clock
+    from duewheel.ports import Clock, Codec
     from duewheel.worker.app import App
     from duewheel.worker.loop import Worker
 
@@ -54,8 +54,28 @@ def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float) -
     return Client(log, SystemClock(), codec.encode_schedule, codec.encode_cancel, new_job_id)
 
 
+def record_codec(schema_registry: str | None, clock: Clock) -> Codec:
+    """Reads and writes records; with the address of a schema registry it reads Confluent's format too.
+
+    Raises:
+        BadConfiguration: the address is none.
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.avro.registry import Registry
+    from duewheel.adapters.avro.strict import Reader
+
+    if schema_registry is None:
+        return codec
+    return codec.Codec(Reader(registry=Registry(schema_registry, clock)))
+
+
 def timer_processor(
-    kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, clock: Clock | None = None
+    kafka: KafkaConfig,
+    topology: Topology,
+    state_dir: Path,
+    broker_timeout_s: float,
+    clock: Clock | None = None,
+    schema_registry: str | None = None,
 ) -> Processor:
     """A timer processor over Kafka, RocksDB, Avro and a clock.
 
@@ -65,13 +85,14 @@ def timer_processor(
         state_dir: where local stores lie; one process at a time can hold it.
         broker_timeout_s: how long the cluster may be away before the processor gives up.
         clock: what time it is; the machine's clock where none is given.
+        schema_registry: address of the registry of producers that use Confluent's serializers.
 
     Raises:
+        BadConfiguration: a setting has a wrong value.
         StateFolderInUse: another process holds the folder.
         TopicMissing: the installation's topics were not made.
         BrokerUnavailable: nobody answered.
     """
-    from duewheel.adapters.avro import codec
     from duewheel.adapters.kafka.cluster import KafkaCluster
     from duewheel.adapters.kafka.partitioner import partition_of
     from duewheel.adapters.kafka.readers import KafkaGroupReader, KafkaReader
@@ -81,6 +102,8 @@ def timer_processor(
     from duewheel.adapters.system import SystemClock
     from duewheel.engine.processor import Processor
 
+    clock = clock or SystemClock()
+    codec = record_codec(schema_registry, clock)
     cluster = KafkaCluster(kafka)
     changelog = cluster.identity(topology.state)
     folder = StateFolder(state_dir / topology.prefix)
@@ -90,7 +113,7 @@ def timer_processor(
     try:
         return Processor(
             topology=topology,
-            clock=clock or SystemClock(),
+            clock=clock,
             codec=codec,
             cluster=cluster,
             intake=intake,

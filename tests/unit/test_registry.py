@@ -8,17 +8,17 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from duewheel.adapters.avro import codec
-from duewheel.adapters.avro.registry import ABSENT_MS, ANSWER_BYTES_MAX, SCHEMAS_MAX, Registry
-from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES, Schema, make
+from duewheel.adapters.avro.registry import ABSENT_MS, ANSWER_BYTES_MAX, AWAY_MS, SCHEMAS_MAX, Registry
+from duewheel.adapters.avro.schemas import CURRENT, Schema, make
 from duewheel.adapters.avro.strict import Reader, encode_as
 from duewheel.core.errors import BadConfiguration, EnvironmentFailure, Reason, RegistryUnavailable, UndecodableRecord
 from tests.malformed import SCHEDULE, VALUE
+from tests.registry import FakeRegistry, framed
 
 
 class ManualClock:
@@ -30,49 +30,6 @@ class ManualClock:
 
     def steady_ms(self) -> int:
         return self.now_ms
-
-
-class FakeRegistry:
-    """A server that speaks the part of Confluent's API that is used.
-
-    Attributes:
-        answers: status and body by schema id; what is not here is answered as Confluent's registry answers an unknown id.
-        asked: paths, in order.
-        authorization: the header of the last request.
-    """
-
-    def __init__(self) -> None:
-        self.answers: dict[int, tuple[int, bytes]] = {}
-        self.asked: list[str] = []
-        self.authorization: str | None = None
-        registry = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                registry.asked.append(self.path)
-                registry.authorization = self.headers.get("Authorization")
-                unknown = (404, b'{"error_code":40403,"message":"Schema not found"}')
-                status, body = registry.answers.get(int(self.path.rpartition("/")[2]), unknown)
-                self.send_response(status)
-                self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def register(self, schema_id: int, schema: Any) -> None:
-        self.answers[schema_id] = (200, json.dumps({"schema": json.dumps(schema, default=str)}).encode())
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture
@@ -92,10 +49,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def reading(server: FakeRegistry, clock: ManualClock) -> codec.Codec:
     return codec.Codec(Reader(registry=Registry(f"http://{server.address}", clock)))
-
-
-def framed(schema_id: int, single_object: bytes) -> bytes:
-    return b"\0" + schema_id.to_bytes(4) + single_object[HEADER_BYTES:]
 
 
 def reason_of(reading: codec.Codec, value: bytes) -> Reason:
@@ -191,11 +144,17 @@ def test_a_schema_of_no_use_makes_a_bad_record(server: FakeRegistry, reading: co
 
 
 @pytest.mark.parametrize("answer", [(500, b"{}"), (401, b"{}"), (503, b""), (200, b"<html>"), (200, b"[]"), (200, b"{}")])
-def test_a_registry_out_of_order_is_no_fault_of_the_record(server: FakeRegistry, reading: codec.Codec, answer: tuple[int, bytes]) -> None:
+def test_a_registry_out_of_order_is_no_fault_of_the_record(
+    server: FakeRegistry, reading: codec.Codec, clock: ManualClock, answer: tuple[int, bytes]
+) -> None:
     server.answers[15] = answer
     with pytest.raises(RegistryUnavailable, match=server.address):
         reading.decode_command(framed(15, VALUE))
     server.register(15, CURRENT["Schedule"].parsed)
+    with pytest.raises(RegistryUnavailable):
+        reading.decode_command(framed(15, VALUE))
+    assert len(server.asked) == 1
+    clock.now_ms += AWAY_MS
     assert reading.decode_command(framed(15, VALUE))[1] == SCHEDULE
 
 

@@ -31,7 +31,9 @@ _RETRY_MAX_S: Final = 10.0
               show_default=True, show_envvar=True, help="Where local stores lie. One process at a time can hold it.")  # fmt: skip
 @click.option("--broker-timeout", "broker_timeout_s", type=click.FloatRange(min=1), envvar="DUEWHEEL_BROKER_TIMEOUT", default=300.0,
               show_default=True, show_envvar=True, metavar="SECONDS", help="Give up when the cluster is away for so long.")  # fmt: skip
-def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float) -> None:
+@click.option("--schema-registry", envvar="DUEWHEEL_SCHEMA_REGISTRY", default=None, show_envvar=True, metavar="URL",
+              help="Read commands of Confluent's serializers too, with the schemas of this registry.")  # fmt: skip
+def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, schema_registry: str | None) -> None:
     """Keep jobs and fire them at their time.
 
     Run as many as you like, each with a state directory of its own: they share the timer partitions among them, and when one goes, the
@@ -43,7 +45,7 @@ def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_ti
       duewheel processor --state-dir /var/lib/duewheel
     """
     stopping = Stop()
-    instance = _connect(kafka, topology, state_dir, broker_timeout_s, stopping)
+    instance = _connect(kafka, topology, state_dir, broker_timeout_s, schema_registry, stopping)
     if instance is None:
         return
     spare_garbage_collection()
@@ -70,11 +72,13 @@ class Stop:
         self._asked = True
 
 
-def _connect(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, stopping: Stop) -> Processor | None:
+def _connect(
+    kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, schema_registry: str | None, stopping: Stop
+) -> Processor | None:
     deadline, wait_s = time.monotonic() + broker_timeout_s, _RETRY_S
     while not stopping:
         try:
-            return wiring.timer_processor(kafka, topology, state_dir, broker_timeout_s)
+            return wiring.timer_processor(kafka, topology, state_dir, broker_timeout_s, schema_registry=schema_registry)
         except BrokerUnavailable as error:
             if time.monotonic() + wait_s > deadline:
                 raise

@@ -24,7 +24,15 @@ from typing import Final
 
 import structlog
 
-from duewheel.core.errors import BadConfiguration, BrokerUnavailable, RejectedJob, StoreDamaged, TopicMissing, UndecodableRecord
+from duewheel.core.errors import (
+    BadConfiguration,
+    BrokerUnavailable,
+    RegistryUnavailable,
+    RejectedJob,
+    StoreDamaged,
+    TopicMissing,
+    UndecodableRecord,
+)
 from duewheel.core.limits import BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS
 from duewheel.core.ownership import RELEASED, owned_by, owner_of
 from duewheel.core.step import Counts, Step
@@ -148,7 +156,7 @@ class Processor:
         handed_out = self._handed_out()
         outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
         records = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
-        commands = self._commands.read(records)
+        commands = self._read(records)
         now_ms = self._now_ms()
         try:
             self._settle()
@@ -229,6 +237,18 @@ class Processor:
             self._failure = error
 
     # --- one batch ---
+
+    def _read(self, records: Sequence[Record]) -> list[Command]:
+        """The commands in `records`. None where a schema registry is needed and away: intake waits for it, all else goes on."""
+        try:
+            return self._commands.read(records)
+        except RegistryUnavailable as error:
+            log.warning("processor.registry_unavailable", error=str(error))
+            self._settle_early()
+            for number, partition in self._partitions.items():
+                if partition.stage >= Stage.CATCHING_UP:
+                    self._intake.read_from(number, partition.intake_offset)
+            return []
 
     def _settle(self) -> None:
         """Waits for the last transaction, and takes over what it committed."""

@@ -26,7 +26,9 @@ from duewheel.adapters.avro.schemas import Schema
 from duewheel.core.errors import BadConfiguration, Reason, RegistryUnavailable, UndecodableRecord
 from duewheel.ports import Clock
 
-TIMEOUT_S: Final = 5.0
+# Whoever asks is the loop that fires timers, so a registry that is away must not hold it up: 2 s at most, and then not again for 5.
+TIMEOUT_S: Final = 2.0
+AWAY_MS: Final = 5_000
 # The longest of ours has 3,000 bytes.
 ANSWER_BYTES_MAX: Final = 256_000
 SCHEMAS_MAX: Final = 1_000
@@ -51,6 +53,7 @@ class Registry:
         self._timeout_s = timeout_s
         self._found: dict[int, Schema] = {}
         self._absent: dict[int, tuple[int, str]] = {}
+        self._away: tuple[int, str] | None = None
 
     def schema(self, schema_id: int) -> Schema:
         """The schema that is registered under `schema_id`.
@@ -63,12 +66,17 @@ class Registry:
         if schema is not None:
             return schema
         now_ms = self._clock.steady_ms()
+        if self._away is not None and now_ms - self._away[0] < AWAY_MS:
+            raise RegistryUnavailable(self._away[1])
         asked_ms, message = self._absent.get(schema_id, (0, ""))
         if not message or now_ms - asked_ms >= ABSENT_MS:
             try:
                 schema = self._ask(schema_id)
             except Inadmissible as error:
                 message = f"schema id {schema_id} in {self._base}: {error}"
+            except RegistryUnavailable as error:
+                self._away = (self._clock.steady_ms(), str(error))
+                raise
             else:
                 _keep(self._found, schema_id, schema)
                 return schema
