@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 from structlog.testing import capture_logs
 
@@ -219,10 +219,10 @@ def test_a_broker_that_stops_answering_leaves_the_outcome_unknown_and_the_same_i
 def test_a_producer_beyond_repair_is_replaced(installation: Installation) -> None:
     log = KafkaIntake(installation.kafka, installation.topology.intake, 10)
     log.append(b"a", b"1")
-    before: Producer = log._producer
+    before = log._single.producer()
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of sequence", fatal=True)
-    assert isinstance(log._failure(before, fatal, b"a"), BrokerUnavailable)
-    assert log._producer is not before
+    assert isinstance(log._failure(log._single, before, fatal, b"a"), BrokerUnavailable)
+    assert log._single.producer() is not before
     assert log.append(b"a", b"2").offset == 1
     log.close()
 

@@ -28,6 +28,10 @@ from duewheel.core.topology import QUEUE_DEFAULT
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 
+# As tuples, because `int | float` would make a new object at every job.
+_BYTES: Final = (bytes, bytearray, memoryview)
+_NUMBER: Final = (int, float)
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
@@ -133,7 +137,7 @@ def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
     """A duration in whole milliseconds, rounded up; never negative, never beyond what a due time can be."""
     if isinstance(span, timedelta):
         seconds = span.total_seconds()
-    elif isinstance(span, int | float) and not isinstance(span, bool) and span == span:  # NaN differs from itself
+    elif isinstance(span, _NUMBER) and not isinstance(span, bool) and span == span:  # NaN differs from itself
         seconds = span
     else:
         raise RejectedJob(reason, f"{name}={span!r} is no duration; give a timedelta, or seconds as a number")
@@ -144,9 +148,10 @@ def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
         raise RejectedJob(reason, f"{name}={span!r} is longer than {_SPAN_S_MAX} s, which is beyond all due times; a number means seconds")
     if isinstance(span, timedelta):
         return _ceil_ms(span)
+    if isinstance(span, int):
+        return span * 1_000
     # Through the decimal number that was written: in binary 1.1 is a little more than 1.1, and would become 1,101 ms.
-    written = Decimal(float.__repr__(span)) if isinstance(span, float) else Decimal(span)
-    return int((written * 1_000).to_integral_value(ROUND_CEILING))
+    return int((Decimal(float.__repr__(span)) * 1_000).to_integral_value(ROUND_CEILING))
 
 
 def _on_conflict(choice: object) -> str:
@@ -174,7 +179,7 @@ _to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 def _encode(payload: Any) -> tuple[str, bytes]:
     """(content type, bytes) of a payload."""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, _BYTES):
         return BYTES, bytes(payload)
     try:
         return JSON, _to_json(payload).encode()

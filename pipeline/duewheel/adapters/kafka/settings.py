@@ -32,7 +32,7 @@ RETRY_BACKOFF_MAX_MS: Final = 200
 LINGER_MS: Final = 5
 COMPRESSION: Final = "lz4"
 
-# What a producing client may have under way: enough to keep every connection busy (about a third of a second at full speed), small
+# What a producing client may have under way: enough to keep every connection busy (half a second at full speed), small
 # enough that its memory stays bounded whatever the payloads are. Past either, produce() waits.
 PRODUCER_RECORDS_MAX: Final = 100_000
 PRODUCER_KIBIBYTES_MAX: Final = 65_536
@@ -87,11 +87,12 @@ class KafkaConfig:
             **self.common(),
         }
 
-    def producer(self, timeout_ms: int) -> dict[str, Any]:
+    def producer(self, timeout_ms: int, linger_ms: int) -> dict[str, Any]:
         """A producer whose acknowledgement means: on every replica in sync, and once.
 
         Args:
             timeout_ms: how long a record may wait for its acknowledgement.
+            linger_ms: how long a record may wait for others to share its request.
         """
         return {
             "acks": "all",
@@ -99,8 +100,7 @@ class KafkaConfig:
             "message.timeout.ms": timeout_ms,
             # Java's hash, so that a job lies where its owner looks for it.
             "partitioner": "murmur2",
-            # A caller waits for each acknowledgement. At full speed batches fill up behind the requests under way: measured, the same rate.
-            "linger.ms": 0,
+            "linger.ms": linger_ms,
             "compression.type": COMPRESSION,
             "message.max.bytes": PRODUCER_RECORD_BYTES_MAX,
             "queue.buffering.max.messages": PRODUCER_RECORDS_MAX,
