@@ -61,14 +61,14 @@ def demo(bootstrap_servers: str | None, kafka_options: dict[str, str], jobs: int
             began = time.monotonic()
             verdict = _run(console, kafka, run, jobs, remove=bootstrap_servers is not None and not keep)
             duration_s = time.monotonic() - began
+        if keep:
+            click.echo(f"logs and state are in {run.path}", err=True)
         if as_json:
             click.echo(json.dumps(verdict_object(verdict, duration_s)))
         else:
             print_verdict(console, verdict)
         if verdict.broken:
             raise BrokenPromise(f"promises were broken: {', '.join(verdict.broken)}. Logs and state are kept in {run.path}")
-    if keep:
-        click.echo(f"logs and state are in {run.path}", err=True)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -54,25 +54,28 @@ class _Lines:
 
 
 def _screen(progress: Progress) -> Group:
-    ended = progress.completed + progress.cancelled
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=progress.jobs, completed=progress.completed + progress.cancelled, width=_BAR_WIDTH))
+
     figures = Table.grid(padding=(0, 2))
+    figures.add_column()
+    figures.add_column(justify="right", style="bold")
     for name, value in _figures(progress).items():
-        figures.add_row(name, Text(value, style="bold", justify="right"))
-    figures.add_row("late so far", Text(_lateness(progress.lateness)))
+        figures.add_row(name, value)
 
     processes = Table.grid(padding=(0, 2))
     for process in progress.processes:
         state = Text(process.fate, style="bold red") if process.fate else Text(f"runs, process {process.pid}", style="green")
         processes.add_row(process.name, state)
 
-    notes = [Text(f"{note.at_ms / 1_000:6.1f} s  {note.text}", style="dim") for note in progress.notes[-_NOTES_SHOWN_MAX:]]
     sides = Table.grid(padding=(0, 6))
     sides.add_row(figures, processes)
     return Group(
         Text(f"duewheel demo  {progress.elapsed_ms / 1_000:.1f} s  {progress.doing}", style="bold"),
-        ProgressBar(total=progress.jobs, completed=ended, width=_BAR_WIDTH),
+        bar,
         sides,
-        *notes,
+        Text(f"late until the handler's first line, so far: {_lateness(progress.lateness)}"),
+        *(Text(f"{note.at_ms / 1_000:6.1f} s  {note.text}", style="dim") for note in progress.notes[-_NOTES_SHOWN_MAX:]),
     )
 
 

@@ -109,9 +109,11 @@ class Course:
     def __init__(
         self, kafka: KafkaConfig, topology: Topology, run: RunFolder, clock: Clock, jobs: int, show: Callable[[Progress], None]
     ) -> None:
-        self._kafka, self._topology, self._run, self._clock, self._show = kafka, topology, run, clock, show
+        # A cluster that goes away is reported once, as an error; librdkafka's own lines about it would spoil the screen.
+        self._kafka = KafkaConfig(kafka.bootstrap_servers, {"log_level": 0, **kafka.options})
+        self._topology, self._clock, self._show = topology, clock, show
         self._plan = plan(jobs)
-        self._cluster = KafkaCluster(kafka)
+        self._cluster = KafkaCluster(self._kafka)
         self._executions = run.path / "executions"
         self._executions.mkdir()
         self._fleet = Fleet(kafka, topology, run)
