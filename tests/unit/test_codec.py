@@ -12,7 +12,7 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.adapters.avro.admission import Inadmissible, admit
 from duewheel.adapters.avro.schemas import CURRENT, Schema, make
-from duewheel.adapters.avro.strict import Reader, encode_as
+from duewheel.adapters.avro.strict import Reader, encode, encode_as
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import (
     HEADERS_BYTES_MAX,
@@ -109,6 +109,18 @@ def test_W11_the_largest_job_fits_everywhere_it_travels() -> None:
     numbers = (2**31 - 1, TIME_MS, 2**31 - 1, 2**31 - 1)
     dispatch = codec.splice_dispatch(2**63 - 1, largest["job_id"], *numbers, TIME_MS, work)
     assert codec.decode_dispatch(dispatch)["work"] == largest["work"]
+
+
+def test_long_names_are_not_remembered() -> None:
+    tracemalloc.start()
+    try:
+        for n in range(50):
+            work = {**SCHEDULE["work"], "task": f"{n}" * 100_000}
+            codec.decode_command(encode("Schedule", {**SCHEDULE, "queue": f"{n:020}", "work": work}))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000
 
 
 # --- versions ---

@@ -66,6 +66,8 @@ class _Middle(NamedTuple):
 
 # By their first bytes. No shorter middle is legal: five lengths and numbers, a letter each of queue and task, and application/json.
 _MIDDLE_BYTES_MIN: Final = 23
+# Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
+_MIDDLE_BYTES_MAX: Final = 512
 _middles: dict[bytes, _Middle] = {}
 
 # The first numbers of a State, and where they end; by their bytes, where each takes one.
@@ -232,9 +234,10 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
     task, at = _string_at(value, work_at)
     content_type, at = _string_at(value, at)
     middle = _Middle(value[begin:at], _CONFLICTS[conflict >> 1], retention_ms, queue, task, content_type, work_at - begin)
-    if len(_middles) >= REMEMBERED_MAX:
-        _middles.clear()
-    _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
+    if len(middle.encoded) <= _MIDDLE_BYTES_MAX:
+        if len(_middles) >= REMEMBERED_MAX:
+            _middles.clear()
+        _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
     return middle
 
 
@@ -294,7 +297,9 @@ def _read_head(value: bytes) -> tuple[int, str, int, int, int]:
     crashes, at = _int_at(value, at)
     head = (generation, _PHASES[phase], attempt, crashes, at)
     if at == 14:
-        _heads[value[10:14]] = head  # at most 64 × 6 × 64 × 64, in life a handful
+        if len(_heads) >= REMEMBERED_MAX:
+            _heads.clear()
+        _heads[value[10:14]] = head
     return head
 
 
