@@ -112,7 +112,9 @@ class KafkaGroupReader(_Reading):
 
     def join(self, listener: RebalanceListener) -> None:
         def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            consumer.incremental_assign(partitions)
+            # With an offset, any: without one librdkafka asks for the committed one first, waits there for as long as a dead member's
+            # transaction is open, and refuses to seek meanwhile. Nothing is fetched before `read_from`, as they are paused.
+            consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in partitions])
             consumer.pause(partitions)
             listener.assigned([p.partition for p in partitions])
 
