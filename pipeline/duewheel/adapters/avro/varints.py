@@ -18,12 +18,13 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-_PAIRS: Final = 1 << 14
+_BYTES: Final = [bytes((byte,)) for byte in range(256)]
+_ENDING, _GOING_ON = _BYTES[:128], _BYTES[128:]
 
 # Fourteen bits, more to come.
-MORE: Final = [bytes((pair & 127 | 128, pair >> 7 | 128)) for pair in range(_PAIRS)]
+MORE: Final = [low + high for high in _GOING_ON for low in _GOING_ON]
 # The last one to fourteen bits.
-LAST: Final = [bytes((pair,)) if pair < 128 else bytes((pair & 127 | 128, pair >> 7)) for pair in range(_PAIRS)]
+LAST: Final = _ENDING + [low + high for high in _ENDING[1:] for low in _GOING_ON]
 
 _SIX_BYTES_END: Final = 1 << 41
 _FOUR_BYTES_END: Final = 1 << 27
@@ -81,15 +82,21 @@ def long_at(value: bytes, at: int) -> tuple[int, int]:
     return number >> 1, at
 
 
-def _shares(place: int, pairs: dict[int, bytes]) -> list[Any]:
-    """What each pair of bytes, read as a little-endian integer, adds to a number where it stands at `place`: 0, 1 or 2."""
+def _shares(place: int, pairs: list[bytes], begin: int = 0, step: int = 1) -> list[Any]:
+    """What each pair of bytes, read as a little-endian integer, adds to a number where it stands at `place`: 0, 1 or 2.
+
+    Args:
+        pairs: the encodings of 0, 1, 2 … there; those at `begin` and every `step` from it are taken.
+    """
     table: list[Any] = [None] * (1 << 16)
-    for bits, (pair,) in zip(pairs, struct.iter_unpack("<H", b"".join(pairs.values())), strict=True):
+    bits = begin
+    for (pair,) in struct.iter_unpack("<H", b"".join(pairs[begin::step])):
         table[pair] = bits << 14 * place >> 1
+        bits += step
     return table
 
 
 # A time, as struct's "<HHH" gives it, is FIRST[a] + SECOND[b] + THIRD[c]. Odd would be negative; a last byte of zero would be padding.
-FIRST: Final = _shares(0, {bits: MORE[bits] for bits in range(0, _PAIRS, 2)})
-SECOND: Final = _shares(1, dict(enumerate(MORE)))
-THIRD: Final = _shares(2, {bits: LAST[bits] for bits in range(128, _PAIRS)})
+FIRST: Final = _shares(0, MORE, step=2)
+SECOND: Final = _shares(1, MORE)
+THIRD: Final = _shares(2, LAST, begin=128)
