@@ -63,7 +63,7 @@ def open_transaction(installation: Installation) -> Iterator[None]:
 @pytest.mark.usefixtures("open_transaction")
 def test_a_partition_can_be_read_while_a_dead_members_transaction_is_open(installation: Installation) -> None:
     kafka, topology = installation
-    producer = Producer(kafka.producer(WAIT_S * 1_000))
+    producer = Producer(kafka.producer(WAIT_S * 1_000, 0))
     producer.produce(topology.intake, b"value", b"key", partition=0)
     assert producer.flush(WAIT_S) == 0
     member = Member(installation)
