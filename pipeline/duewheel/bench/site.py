@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -24,7 +25,7 @@ from duewheel.adapters.kafka.cluster import KafkaCluster
 from duewheel.adapters.kafka.readers import KafkaReader
 from duewheel.adapters.kafka.settings import SESSION_TIMEOUT_MS, KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
-from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
 from duewheel.devbroker import Broker, DevCluster
 from duewheel.devbroker.runfolder import RunFolder
@@ -52,12 +53,14 @@ class Site:
     """
 
     def __init__(self, kafka: KafkaConfig, run: RunFolder, broker: Broker | None) -> None:
-        self.kafka = kafka
+        # A broker that is away is an error of ours, once, and not librdkafka's twenty lines a second.
+        self.kafka = KafkaConfig(kafka.bootstrap_servers, {"log_level": 0, **kafka.options})
         self.run = run
         self.broker_pid = None if broker is None else broker.pid
         self.kafka_version = "of the named cluster" if broker is None else _version(broker)
-        self.cluster = KafkaCluster(kafka)
-        self._admin = AdminClient(kafka.common())
+        self.cluster = KafkaCluster(self.kafka)
+        self._children_kafka = kafka
+        self._admin = AdminClient(self.kafka.common())
         self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
         self._installations = 0
         self._fleets: list[Fleet] = []
@@ -71,7 +74,7 @@ class Site:
 
     def fleet(self, topology: Topology) -> Fleet:
         """Starts processes for an installation; they are gone when the site is."""
-        fleet = Fleet(self.kafka, topology, self.run)
+        fleet = Fleet(self._children_kafka, topology, self.run)
         self._fleets.append(fleet)
         return fleet
 
@@ -94,6 +97,21 @@ class Site:
                     future.result(_ADMIN_TIMEOUT_S)
                 except KafkaException:  # a member was killed, and its group does not know yet
                     time.sleep(0.5)
+
+    def tidied(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Deletes what is left, at the end of a block; where that failed, the reason why is the more interesting one.
+
+        Raises:
+            EnvironmentFailure: something is left.
+        """
+        if isinstance(error, BrokerUnavailable):
+            return
+        try:
+            self.tidy()
+        except KafkaException as failure:
+            if error is None:
+                message = f"topics and groups {self._prefix}.… may be left at {self.kafka.bootstrap_servers}: {failure.args[0].str()}"
+                raise EnvironmentFailure(message) from failure
 
     def _groups(self) -> list[str]:
         listing: Any = self._admin.list_consumer_groups(request_timeout=_ADMIN_TIMEOUT_S).result(_ADMIN_TIMEOUT_S)
@@ -165,7 +183,7 @@ def open_site(bootstrap_servers: str | None, options: Mapping[str, Any], folder:
         run = stack.enter_context(RunFolder.take(folder, "bench"))
         site = Site(KafkaConfig(bootstrap_servers, options), run, broker)
         if broker is None:
-            stack.callback(site.tidy)
+            stack.push(site.tidied)
         stack.callback(site.close)
         yield site
 
