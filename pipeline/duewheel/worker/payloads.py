@@ -176,7 +176,10 @@ class _Compiler:
 
     def _typed_dict(self, annotation: Any) -> Converter:
         converters = self._members(annotation)
-        required = set(annotation.__required_keys__)
+        # Where annotations are strings (`from __future__ import annotations`), Python itself overlooks NotRequired and Required.
+        marks = {name: typing.get_origin(hint) for name, hint in typing.get_type_hints(annotation, include_extras=True).items()}
+        required = {name for name in annotation.__required_keys__ if marks[name] is not typing.NotRequired}
+        required |= {name for name, mark in marks.items() if mark is typing.Required}
 
         def convert_typed_dict(value: Any, where: str) -> Any:
             known = _known(value, where, converters, required)

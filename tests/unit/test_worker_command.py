@@ -1,0 +1,61 @@
+"""`duewheel worker`: what is wrong with an app or a cluster is said at start, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+APPS = {
+    "good.py": "import duewheel\napp = duewheel.App()\nhandlers = app\nnumber = 5\n@app.task\ndef t(): pass\n",
+    "empty.py": "import duewheel\napp = duewheel.App()\n",
+    "none.py": "x = 1\n",
+    "broken.py": "import not_there_at_all\n",
+}
+
+
+def worker(folder: Path, *arguments: str) -> tuple[int, str]:
+    for name, text in APPS.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "duewheel.cli.main", "worker", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("good", "'good' does not name an app; write MODULE:APP"),
+        ("nowhere:app", "module 'nowhere' was not found from "),
+        ("good:number", "good:number is not a duewheel.App: module good has a int there; it has an App called app"),
+        ("good:missing", "good:missing is not a duewheel.App: module good has no such name; it has an App called app"),
+        ("none:app", "module none has no such name; write: app = duewheel.App()"),
+        ("empty:app", "empty:app has no tasks; decorate functions with @app.task"),
+    ],
+)
+def test_an_app_that_cannot_be_had_is_named(tmp_path: Path, argument: str, message: str) -> None:
+    code, said = worker(tmp_path, argument)
+    assert code == 2
+    assert said.startswith("duewheel: ")
+    assert message in said
+
+
+def test_an_app_that_cannot_be_imported_shows_its_own_error(tmp_path: Path) -> None:
+    code, said = worker(tmp_path, "broken:app")
+    assert code == 1
+    assert "No module named 'not_there_at_all'" in said
+    assert 'broken.py", line 1' in said
+
+
+def test_a_queue_that_cannot_be_a_topic_is_refused(tmp_path: Path) -> None:
+    code, said = worker(tmp_path, "good:app", "-q", "no spaces")
+    assert code == 2
+    assert "queue 'no spaces' must be 1 to 100 characters" in said
+
+
+def test_a_broker_that_is_away_is_named_and_waited_for_as_long_as_configured(tmp_path: Path) -> None:
+    code, said = worker(tmp_path, "good:app", "-b", "127.0.0.1:1", "--broker-timeout", "1")
+    assert code == 3
+    assert "127.0.0.1:1" in said.splitlines()[-1]
