@@ -33,6 +33,7 @@ _TIMEOUT_S: Final = 300.0
 class _PathRun(NamedTuple):
     seconds: float
     cpu_s: float
+    broker_cpu_s: float
     transactions: int
     samples: Samples
 
@@ -40,6 +41,7 @@ class _PathRun(NamedTuple):
 class _Round(NamedTuple):
     path: _PathRun
     floor: FloorRun
+    floor_broker_cpu_s: float
 
 
 def run(place: Site, jobs: int, rounds: int, payload_bytes: int, progress: Progress) -> Report:
@@ -64,6 +66,13 @@ def _fill(report: Report, jobs: int, results: list[_Round]) -> None:
     report.add("ratios", ratios, "each round")
     report.add("path_cpu_us", median(1e6 * r.path.cpu_s / jobs for r in results), "CPU time of the processor a job, all its threads, µs")
     report.add("floor_cpu_us", median(1e6 * r.floor.cpu_s / jobs for r in results), "CPU time of the bare loop a job, µs")
+    if results[0].floor_broker_cpu_s:
+        report.add(
+            "path_broker_cpu_us", median(1e6 * r.path.broker_cpu_s / jobs for r in results), "CPU time of the broker a job, path, µs"
+        )
+        report.add(
+            "floor_broker_cpu_us", median(1e6 * r.floor_broker_cpu_s / jobs for r in results), "CPU time of the broker a job, floor, µs"
+        )
     report.add("batch_jobs", median(jobs / r.path.transactions for r in results), "jobs in a transaction, on average, in both")
     for kind, records in samples._asdict().items():
         size = sum(len(key) + len(value) for value, key in records) / len(records)
@@ -77,10 +86,12 @@ def _round(place: Site, jobs: int, payload_bytes: int, progress: Progress, name:
     )
     path = _path(place, source, jobs, progress, f"{name}: path")
     batch = round(jobs / path.transactions)
+    between_s = process.cpu_s(place.broker_pid)
     bare = floor.run(place.kafka, source, target, jobs, batch, path.samples, progress, f"{name}: floor")
+    broker_s = process.cpu_s(place.broker_pid) - between_s
     for topology in (source, target):
         place.remove(topology)
-    return _Round(path, bare)
+    return _Round(path, bare, broker_s)
 
 
 def _path(place: Site, topology: Topology, jobs: int, progress: Progress, what: str) -> _PathRun:
@@ -88,13 +99,14 @@ def _path(place: Site, topology: Topology, jobs: int, progress: Progress, what: 
     fleet = place.fleet(topology)
     processor = fleet.start_processor(f"processor-{topology.prefix}")
     (began,) = fleet.await_that(lambda: site.having(processor, "processor.replayed", 1), site.READY_TIMEOUT_S, "the processor reads")
-    began_cpu_s = process.cpu_s(processor.pid)
+    pids = (processor.pid, place.broker_pid)
+    before_s = [process.cpu_s(pid) for pid in pids]
     (ended,) = site.await_active(fleet, processor, 1, _TIMEOUT_S)
-    cpu_s = process.cpu_s(processor.pid) - began_cpu_s
+    cpu_s, broker_cpu_s = (process.cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True))
     progress(what, jobs, jobs)
     fleet.stop()
     samples, transactions = _check(place, topology, jobs)
-    return _PathRun(_seconds_between(began, ended), cpu_s, transactions, samples)
+    return _PathRun(_seconds_between(began, ended), cpu_s, broker_cpu_s, transactions, samples)
 
 
 def _seconds_between(began: Mapping[str, Any], ended: Mapping[str, Any]) -> float:
