@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duewheel.core.limits import DAY_MS
+from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS
 from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Result, Schedule, State
 from duewheel.core.step import Defined, Step
 from duewheel.core.wheel import timer_key
@@ -248,3 +248,16 @@ def test_a_dispatch_without_an_answer_goes_out_again() -> None:
     step = Step(world, 0, world.token, world.now_ms)
     step.overdue("a")
     assert [d.token for d in step.dispatches] == [2]
+
+
+def test_large_jobs_fill_a_batch_and_the_rest_keep_their_timers() -> None:
+    world = World()
+    step = Step(world, 0, 0, NOW_MS - 1)
+    for n in range(40):
+        step.schedule(schedule(f"job-{n}"), bytes(1_000_000), b"%d" % n)
+    world.definitions |= step.definitions
+    timers = sorted(step.timers_set)
+    due = Step(world, 0, 0, NOW_MS)
+    due.fire(timers)
+    assert len(due.dispatches) == BATCH_BYTES_MAX // 1_000_000 + 1
+    assert due.fired == timers[: len(due.dispatches)]

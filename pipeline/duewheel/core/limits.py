@@ -30,6 +30,12 @@ HEADERS_COUNT_MAX: Final = 64
 RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + HEADERS_BYTES_MAX + 8_192
 DEAD_LETTER_BYTES_MAX: Final = RECORD_BYTES_MAX + 65_536
 
+# What anybody may put around a command: keys and Kafka's own headers, which compress to nothing and so can be of many megabytes. A dead
+# letter keeps this much of each, and its key twice; a record astray with more headers is not forwarded, as beside the largest job
+# there must be room for them even where our compression is worse than its sender's.
+FOREIGN_KEY_BYTES_MAX: Final = 4_096
+FOREIGN_HEADERS_BYTES_MAX: Final = 4_096
+
 # An attempt's error, as kept: enough to see what happened, small enough to be kept by the million.
 ERROR_TYPE_CHARS_MAX: Final = 200
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000

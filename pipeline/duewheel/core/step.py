@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from duewheel.core.lifecycle import TERMINAL, TRANSITIONS, Event
+from duewheel.core.limits import BATCH_BYTES_MAX
 from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Schedule, State
 from duewheel.core.wheel import due_of, job_of, timer_key
 
@@ -222,12 +223,18 @@ class Step:
     # --- firing ---
 
     def fire(self, timers: Iterable[bytes]) -> None:
-        """Dispatches what is due: jobs of this batch, and those whose timers the wheel gave. Call it once, last."""
+        """Dispatches what is due: jobs of this batch, and those whose timers the wheel gave. Call it once, last.
+
+        Large jobs fill the batch before there are many; the rest keep their timers, for the next step.
+        """
         for job_id in self._due:
             known = self.definitions[job_id]
             if known is not None:
                 self._dispatch(job_id, known, attempt=1, crashes=0)
+        room_bytes = BATCH_BYTES_MAX
         for key in timers:
+            if room_bytes < 0:
+                break
             self.fired.append(key)
             job_id = job_of(key)
             known = self._defined(job_id)
@@ -235,6 +242,7 @@ class Step:
                 continue
             if self._current(job_id, known)["phase"] == Phase.WAITING:
                 self._dispatch(job_id, known, attempt=1, crashes=0)
+                room_bytes -= len(known.work)
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
         self.token += 1

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, TypeAlias
+from operator import methodcaller
+from typing import Any, Final, TypeAlias
 
 from duewheel.core.commands import check_cancel, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
-from duewheel.core.limits import RECORD_BYTES_MAX
+from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX, FOREIGN_KEY_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import DeadLetter
 from duewheel.ports import Codec, Record
+
+
+# What a header's two lengths take at most.
+_HEADER_BYTES: Final = 10
 
 
 class Kind(IntEnum):
@@ -32,6 +37,16 @@ class Kind(IntEnum):
 # the partition it belongs to; for REFUSE the error. `work` and `value` are a Schedule's work and the Schedule itself, encoded by the
 # current schema. A plain tuple, since one is made for every job: a named one takes ten times as long.
 Command: TypeAlias = tuple[Kind, int, int, Record, Any, bytes, bytes]
+
+Headers: TypeAlias = list[tuple[str, bytes | None]]
+
+_HEADER_OVERHEAD_BYTES: Final = 8  # lengths and array blocks, at most
+_KEY_BYTES_SHOWN: Final = 100
+
+# record.headers(), so called that Python looks at the answer. For a name that is not UTF-8 confluent-kafka answers with an exception and a
+# broken list at once. A call that the interpreter has specialized does not notice, and touching the list ends the process; so does asking
+# a second time.
+_ask_headers: Final = methodcaller("headers")
 
 
 class CommandReader:
@@ -74,7 +89,7 @@ class CommandReader:
                 continue
             home = partition_of(key, partitions)
             if home != partition:
-                commands.append((Kind.FORWARD, partition, offset, record, home, b"", b""))
+                commands.append(_astray(record, home))
             elif kind == "schedule":
                 assert value is not None
                 commands.append((Kind.SCHEDULE, partition, offset, record, command, work, current(value)))
@@ -83,8 +98,22 @@ class CommandReader:
         return commands
 
 
+def _astray(record: Record, home: int) -> Command:
+    """A good command on the wrong partition goes on to its own, if its headers, which are not ours, can go along."""
+    partition, offset = record.partition(), record.offset()
+    _, complete = _portable_headers(record)
+    if complete:
+        return Kind.FORWARD, partition, offset, record, home, b"", b""
+    message = (
+        f"the record lies on partition {partition} instead of {home} and cannot be forwarded: its Kafka headers have more than "
+        f"{FOREIGN_HEADERS_BYTES_MAX:,} bytes, or a name that is not UTF-8; send fewer, or choose the partition by murmur2 of the key"
+    )
+    return Kind.REFUSE, partition, offset, record, RejectedJob(Reason.BAD_HEADERS, message), b"", b""
+
+
 def _key_mismatch(key: bytes, job_id: str) -> RejectedJob:
-    message = f"the key {key!r} is not the job id {job_id!r}; publish each command under its own job id"
+    shown = key if len(key) <= _KEY_BYTES_SHOWN else key[:_KEY_BYTES_SHOWN] + b"..."
+    message = f"the key {shown!r} is not the job id {job_id!r}; publish each command under its own job id"
     return RejectedJob(Reason.KEY_MISMATCH, message)
 
 
@@ -95,16 +124,25 @@ def unknown_queue(queue: str) -> RejectedJob:
 
 
 def dead_letter(record: Record, error: UndecodableRecord | RejectedJob, now_ms: int) -> DeadLetter:
-    """What is kept of a record that was refused."""
+    """What is kept of a record that was refused: all of it, up to what a dead letter may carry."""
     key, value = record.key(), record.value()
+    left = RECORD_BYTES_MAX
+    kept_key = None if key is None else key[:left]
+    left -= len(kept_key or b"")
+    headers: list[Header] = []
+    for name, content in record.headers() or []:
+        size = len(name.encode()) + len(content or b"") + _HEADER_BYTES
+        if size <= left:
+            headers.append({"name": name, "value": content})
+            left -= size
     return {
         "reason": error.reason,
-        "message": str(error),
+        "message": str(error)[:ERROR_MESSAGE_CHARS_MAX],
         "topic": record.topic(),
         "partition": record.partition(),
         "offset": record.offset(),
         "at_ms": now_ms,
-        "key": key,
-        "value": None if value is None else value[:RECORD_BYTES_MAX],
-        "headers": [{"name": name, "value": content} for name, content in record.headers() or []],
+        "key": kept_key,
+        "value": None if value is None else value[:left],
+        "headers": headers,
     }

@@ -367,8 +367,8 @@ class Processor:
         for record, partition in batch.forwarded:
             produce(topology.intake, record.value(), record.key(), partition, headers=record.headers())
         for record, error in batch.refused:
-            letter = self._codec.encode_dead_letter(dead_letter(record, error, now_ms))
-            produce(topology.dead_letter, letter, record.key())
+            letter = dead_letter(record, error, now_ms)
+            produce(topology.dead_letter, self._codec.encode_dead_letter(letter), letter["key"])
 
     # --- restore ---
 

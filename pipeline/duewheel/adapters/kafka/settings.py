@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from duewheel.core.limits import RECORD_BYTES_MAX
+from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 
 # A member that sends no heartbeat is declared dead after SESSION_TIMEOUT_MS; its partitions are polled elsewhere at most one heartbeat
 # and one rebalance later. Measured with 6,000: 5.4 to 7.0 s.
@@ -40,6 +40,7 @@ PRODUCER_KIBIBYTES_MAX: Final = 65_536
 # librdkafka refuses larger records before they are sent, and its default of 1,000,000 is below what Duewheel accepts. Key and framing
 # take a few hundred bytes beside the value.
 PRODUCER_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX + 4_096
+TRANSACTION_RECORD_BYTES_MAX: Final = DEAD_LETTER_BYTES_MAX + 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,9 @@ class KafkaConfig:
             # The largest batch is bounded by the caller far below these, so that produce() never finds the queue full.
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": 1_048_576,
+            "message.max.bytes": TRANSACTION_RECORD_BYTES_MAX,
+            # A queue whose topic is missing is an error, also on clusters that would make one with their own idea of its settings.
+            "allow.auto.create.topics": False,
             "delivery.report.only.error": True,
             **self.common(),
         }
