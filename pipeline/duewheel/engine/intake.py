@@ -15,13 +15,9 @@ from typing import Any, Final, TypeAlias
 
 from duewheel.core.commands import check_cancel, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
-from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX, FOREIGN_KEY_BYTES_MAX, RECORD_BYTES_MAX
+from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, FOREIGN_HEADERS_BYTES_MAX, FOREIGN_KEY_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import DeadLetter
 from duewheel.ports import Codec, Record
-
-
-# What a header's two lengths take at most.
-_HEADER_BYTES: Final = 10
 
 
 class Kind(IntEnum):
@@ -124,17 +120,9 @@ def unknown_queue(queue: str) -> RejectedJob:
 
 
 def dead_letter(record: Record, error: UndecodableRecord | RejectedJob, now_ms: int) -> DeadLetter:
-    """What is kept of a record that was refused: all of it, up to what a dead letter may carry."""
+    """What is kept of a record that was refused: its value whole, and of key and headers what a dead letter has room for."""
     key, value = record.key(), record.value()
-    left = RECORD_BYTES_MAX
-    kept_key = None if key is None else key[:left]
-    left -= len(kept_key or b"")
-    headers: list[Header] = []
-    for name, content in record.headers() or []:
-        size = len(name.encode()) + len(content or b"") + _HEADER_BYTES
-        if size <= left:
-            headers.append({"name": name, "value": content})
-            left -= size
+    headers, _ = _portable_headers(record)
     return {
         "reason": error.reason,
         "message": str(error)[:ERROR_MESSAGE_CHARS_MAX],
@@ -142,7 +130,23 @@ def dead_letter(record: Record, error: UndecodableRecord | RejectedJob, now_ms: 
         "partition": record.partition(),
         "offset": record.offset(),
         "at_ms": now_ms,
-        "key": kept_key,
-        "value": None if value is None else value[:left],
-        "headers": headers,
+        "key": None if key is None else key[:FOREIGN_KEY_BYTES_MAX],
+        "value": None if value is None else value[:RECORD_BYTES_MAX],
+        "headers": [{"name": name, "value": content} for name, content in headers],
     }
+
+
+def _portable_headers(record: Record) -> tuple[Headers, bool]:
+    """The record's Kafka headers as far as there is room for them elsewhere, and whether these are all."""
+    try:
+        headers: Headers = _ask_headers(record) or []
+    except (UnicodeDecodeError, SystemError):
+        return [], False
+    kept: Headers = []
+    left_bytes = FOREIGN_HEADERS_BYTES_MAX
+    for name, content in headers:
+        left_bytes -= len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD_BYTES
+        if left_bytes < 0:
+            return kept, False
+        kept.append((name, content))
+    return kept, True
