@@ -55,7 +55,9 @@ _BUSY_POLL_S: Final = 0.001
 _BUSY_POLL_MAX_S: Final = 0.005
 _IDLE_POLL_S: Final = 0.1
 
-_BACKOFF_MS: Final = 50  # after a refused commit: the next polls will tell whether the partitions are still ours
+# After a refused commit: the next polls will tell whether the partitions are still ours.
+_BACKOFF_MS: Final = 20
+_BACKOFF_MAX_MS: Final = 1_000
 _PROBE_MS: Final = 5_000  # the cluster is asked for a sign of life after so long without one
 REVOKE_GRACE_MS: Final = 3_000  # handlers of a partition that is being revoked may finish; the whole group waits for it
 _LAST_WORD_MS: Final = 10_000  # for recording what was cut short, when stopping
@@ -135,9 +137,11 @@ class Worker:
         self._quiet_turns = 0
         self._polled_ms = self._contact_ms = clock.steady_ms()
         self._again_ms = 0
+        self._backoff_ms = _BACKOFF_MS
         self._unproven = False  # whether this process was away for so long that its membership must be proved first
         self._probe: Future[int] | None = None
         self._drain_until_ms: int | None = None
+        self._last_word_until_ms: int | None = None
         self._interrupted = 0
         self.stopped = False
 
@@ -433,12 +437,14 @@ class Worker:
             self._unproven = False
             self._crew.gate_ms = self._polled_ms + self._session_timeout_ms
         self._contact_ms = self._clock.steady_ms()
+        self._backoff_ms = _BACKOFF_MS
         starts, self._starts = self._starts, []
         if starts:
             self._crew.submit([run for run in starts if run.holding.held])
 
     def _back_off(self, error: Exception) -> None:
-        self._again_ms = self._clock.steady_ms() + _BACKOFF_MS
+        self._again_ms = self._clock.steady_ms() + self._backoff_ms
+        self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MAX_MS)
         log.warning("worker.commit_refused", error=str(error), outcomes=len(self._reports), claims=len(self._starts))
 
     def _find_out(self, changed: dict[Holding, Offset]) -> Future[dict[int, GroupPosition]]:
@@ -528,11 +534,17 @@ class Worker:
                 if not run.abandoned:
                     self._interrupted += 1
                     self._interrupt(run)
-        if self._in_flight and now_ms < until_ms + _LAST_WORD_MS:
+            until_ms += _LAST_WORD_MS
+        if self._in_flight and now_ms < until_ms:
             return
-        leaving = list(self._holdings.values())
-        self._release(leaving, self._clock.steady_ms() + _LAST_WORD_MS)
-        self._let_go(leaving)
+        if self._last_word_until_ms is None:
+            self._last_word_until_ms = now_ms + _LAST_WORD_MS
+            for holding in self._holdings.values():
+                if holding.known:
+                    holding.release()
+        if (self._doubt or self._reports or any(h.changed for h in self._holdings.values())) and now_ms < self._last_word_until_ms:
+            return  # polling goes on meanwhile: in a rebalance, only it makes commits possible again
+        self._let_go(list(self._holdings.values()))
         log.info("worker.drained", interrupted=self._interrupted, unrecorded=len(self._reports))
         self.stopped = True
 
