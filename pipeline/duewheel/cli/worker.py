@@ -19,7 +19,7 @@ import structlog
 from duewheel import wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import spare_garbage_collection
-from duewheel.cli.common import cluster_options
+from duewheel.cli.common import cluster_options, option
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable
 from duewheel.core.limits import QUEUE_CHARS_MAX, WORKER_CONCURRENCY_MAX
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
@@ -39,16 +39,14 @@ _SWITCH_INTERVAL_S: Final = 0.001
 @click.command()
 @click.argument("app_path", metavar="MODULE:APP")
 @cluster_options
-@click.option("-q", "--queue", envvar="DUEWHEEL_QUEUE", default=QUEUE_DEFAULT, show_default=True, show_envvar=True,
-              help="The queue whose jobs to run.")  # fmt: skip
-@click.option("-c", "--concurrency", type=click.IntRange(1, WORKER_CONCURRENCY_MAX), envvar="DUEWHEEL_CONCURRENCY", default=10,
-              show_default=True, show_envvar=True, help="How many handlers may run at a time.")  # fmt: skip
-@click.option("--name", envvar="DUEWHEEL_WORKER_NAME", show_envvar=True,
-              help="As it stands in outcomes.  [default: the host's name and the process id]")  # fmt: skip
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), envvar="DUEWHEEL_GRACE", default=30.0, show_default=True,
-              show_envvar=True, metavar="SECONDS", help="How long handlers may go on after SIGTERM.")  # fmt: skip
-@click.option("--broker-timeout", "broker_timeout_s", type=click.FloatRange(min=1), envvar="DUEWHEEL_BROKER_TIMEOUT", default=300.0,
-              show_default=True, show_envvar=True, metavar="SECONDS", help="Give up when the cluster is away for so long.")  # fmt: skip
+@option("-q", "--queue", default=QUEUE_DEFAULT, show_default=True, help="The queue whose jobs to run.")
+@option("-c", "--concurrency", type=click.IntRange(1, WORKER_CONCURRENCY_MAX), default=10, show_default=True,
+        help="How many handlers may run at a time.")  # fmt: skip
+@option("--name", help="As it stands in outcomes.  [default: the host's name and the process id]")
+@option("--grace", "grace_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+        help="How long handlers may go on after SIGTERM.")  # fmt: skip
+@option("--broker-timeout", "broker_timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="SECONDS",
+        help="Give up when the cluster is away for so long.")  # fmt: skip
 def worker(
     app_path: str,
     kafka: KafkaConfig,

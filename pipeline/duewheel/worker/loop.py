@@ -350,6 +350,8 @@ class Worker:
         records = holding.records
         count = min(count_max, len(records))
         count = min(count, holding.ledger.room(records[count - 1].offset()))
+        if count == 0:
+            return  # the claim's metadata is full; it gets shorter as runs finish
         batch = [records.popleft() for _ in range(count)]
         holding.claim([record.offset() for record in batch])
         tasks = self._tasks
