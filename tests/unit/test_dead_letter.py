@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, FOREIGN_KEY_BYTES_MAX, RECORD_BYTES_MAX
-from duewheel.engine.intake import dead_letter
+from duewheel.core.refusals import refuse
 
 SIZES = st.sampled_from([0, 1, 1_000, RECORD_BYTES_MAX - 1, RECORD_BYTES_MAX, 3 * RECORD_BYTES_MAX])
 
@@ -42,7 +42,7 @@ class Refused:
 @given(SIZES, SIZES, st.lists(st.tuples(SIZES, SIZES), max_size=3))
 def test_K7_a_dead_letter_is_never_too_large(key: int, value: int, headers: list[tuple[int, int]]) -> None:
     error = UndecodableRecord(Reason.TOO_LARGE, "m" * 10_000)
-    letter = dead_letter(Refused(key, value, headers), error, 0)
+    letter = refuse(Refused(key, value, headers), error).letter(0)
     assert len(codec.encode_dead_letter(letter)) <= DEAD_LETTER_BYTES_MAX
     assert len(letter["value"] or b"") == min(value, RECORD_BYTES_MAX)
     assert len(letter["key"] or b"") == min(key, FOREIGN_KEY_BYTES_MAX)

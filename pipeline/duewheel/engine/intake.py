@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from operator import methodcaller
 from typing import Any, Final, TypeAlias
 
 from duewheel.core.commands import check_cancel, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
-from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, FOREIGN_HEADERS_BYTES_MAX, FOREIGN_KEY_BYTES_MAX, RECORD_BYTES_MAX
-from duewheel.core.model import DeadLetter
+from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
+from duewheel.core.refusals import Refusal, portable_headers, refuse
 from duewheel.ports import Codec, Record
 
 
@@ -30,19 +29,11 @@ class Kind(IntEnum):
 
 
 # A record of the intake topic, read: (kind, partition, offset, record, what, work, value). `what` is the Schedule or Cancel; for FORWARD
-# the partition it belongs to; for REFUSE the error. `work` and `value` are a Schedule's work and the Schedule itself, encoded by the
-# current schema. A plain tuple, since one is made for every job: a named one takes ten times as long.
+# the partition it belongs to and its headers; for REFUSE the refusal. `work` and `value` are a Schedule's work and the Schedule itself,
+# encoded by the current schema. A plain tuple, since one is made for every job: a named one takes ten times as long.
 Command: TypeAlias = tuple[Kind, int, int, Record, Any, bytes, bytes]
 
-Headers: TypeAlias = list[tuple[str, bytes | None]]
-
-_HEADER_OVERHEAD_BYTES: Final = 8  # lengths and array blocks, at most
 _KEY_BYTES_SHOWN: Final = 100
-
-# record.headers(), so called that Python looks at the answer. For a name that is not UTF-8 confluent-kafka answers with an exception and a
-# broken list at once. A call that the interpreter has specialized does not notice, and touching the list ends the process; so does asking
-# a second time.
-_ask_headers: Final = methodcaller("headers")
 
 
 class CommandReader:
@@ -81,7 +72,7 @@ class CommandReader:
                 else:
                     check_cancel(command)
             except (UndecodableRecord, RejectedJob) as error:
-                commands.append((Kind.REFUSE, partition, offset, record, error, b"", b""))
+                commands.append((Kind.REFUSE, partition, offset, record, refuse(record, error), b"", b""))
                 continue
             home = partition_of(key, partitions)
             if home != partition:
@@ -97,14 +88,14 @@ class CommandReader:
 def _astray(record: Record, home: int) -> Command:
     """A good command on the wrong partition goes on to its own, if its headers, which are not ours, can go along."""
     partition, offset = record.partition(), record.offset()
-    _, complete = _portable_headers(record)
+    headers, complete = portable_headers(record)
     if complete:
-        return Kind.FORWARD, partition, offset, record, home, b"", b""
+        return Kind.FORWARD, partition, offset, record, (home, headers), b"", b""
     message = (
         f"the record lies on partition {partition} instead of {home} and cannot be forwarded: its Kafka headers have more than "
         f"{FOREIGN_HEADERS_BYTES_MAX:,} bytes, or a name that is not UTF-8; send fewer, or choose the partition by murmur2 of the key"
     )
-    return Kind.REFUSE, partition, offset, record, RejectedJob(Reason.BAD_HEADERS, message), b"", b""
+    return Kind.REFUSE, partition, offset, record, Refusal(record, RejectedJob(Reason.BAD_HEADERS, message), headers), b"", b""
 
 
 def _key_mismatch(key: bytes, job_id: str) -> RejectedJob:
@@ -117,36 +108,3 @@ def unknown_queue(queue: str) -> RejectedJob:
     """The refusal of a job that nobody could ever run."""
     message = f"queue {queue!r} has no dispatch topic; make it with: duewheel topics apply --queue {queue}"
     return RejectedJob(Reason.UNKNOWN_QUEUE, message)
-
-
-def dead_letter(record: Record, error: UndecodableRecord | RejectedJob, now_ms: int) -> DeadLetter:
-    """What is kept of a record that was refused: its value whole, and of key and headers what a dead letter has room for."""
-    key, value = record.key(), record.value()
-    headers, _ = _portable_headers(record)
-    return {
-        "reason": error.reason,
-        "message": str(error)[:ERROR_MESSAGE_CHARS_MAX],
-        "topic": record.topic(),
-        "partition": record.partition(),
-        "offset": record.offset(),
-        "at_ms": now_ms,
-        "key": None if key is None else key[:FOREIGN_KEY_BYTES_MAX],
-        "value": None if value is None else value[:RECORD_BYTES_MAX],
-        "headers": [{"name": name, "value": content} for name, content in headers],
-    }
-
-
-def _portable_headers(record: Record) -> tuple[Headers, bool]:
-    """The record's Kafka headers as far as there is room for them elsewhere, and whether these are all."""
-    try:
-        headers: Headers = _ask_headers(record) or []
-    except (UnicodeDecodeError, SystemError):
-        return [], False
-    kept: Headers = []
-    left_bytes = FOREIGN_HEADERS_BYTES_MAX
-    for name, content in headers:
-        left_bytes -= len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD_BYTES
-        if left_bytes < 0:
-            return kept, False
-        kept.append((name, content))
-    return kept, True

@@ -28,17 +28,17 @@ from duewheel.core.errors import (
     BadConfiguration,
     BrokerUnavailable,
     RegistryUnavailable,
-    RejectedJob,
     StoreDamaged,
     TopicMissing,
     UndecodableRecord,
 )
 from duewheel.core.limits import BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS
 from duewheel.core.ownership import RELEASED, owned_by, owner_of
+from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology
-from duewheel.engine.intake import Command, CommandReader, Kind, dead_letter, unknown_queue
+from duewheel.engine.intake import Command, CommandReader, Kind, unknown_queue
 from duewheel.engine.partition import Inputs, Partition, Stage
 from duewheel.ports import (
     Clock,
@@ -85,8 +85,8 @@ class _Batch:
     step: Step
     intake_offset: int
     outcomes_offset: int
-    forwarded: list[tuple[Record, int]] = field(default_factory=list)
-    refused: list[tuple[Record, UndecodableRecord | RejectedJob]] = field(default_factory=list)
+    forwarded: list[tuple[Record, int, Headers]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     changes: list[tuple[bytes, bytes | None]] = field(default_factory=list)
 
 
@@ -303,7 +303,7 @@ class Processor:
             try:
                 batch.step.outcome(decode(record.value()))
             except UndecodableRecord as error:
-                batch.refused.append((record, error))
+                batch.refused.append(refuse(record, error))
 
     def _take_commands(self, commands: Sequence[Command], batches: dict[int, _Batch], now_ms: int) -> None:
         for kind, number, offset, record, what, work, value in commands:
@@ -316,13 +316,13 @@ class Processor:
                 if queue in self._queues or self._queue_partitions(queue):
                     batch.step.schedule(what, work, value)
                 else:
-                    batch.refused.append((record, unknown_queue(queue)))
+                    batch.refused.append(refuse(record, unknown_queue(queue)))
             elif kind is Kind.CANCEL:
                 batch.step.cancel(what)
             elif kind is Kind.FORWARD:
-                batch.forwarded.append((record, what))
+                batch.forwarded.append((record, *what))
             else:
-                batch.refused.append((record, what))
+                batch.refused.append(what)
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
@@ -364,10 +364,10 @@ class Processor:
             # Tokens are consecutive, so this deals them out evenly.
             value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, work)
             produce(topic, value, job_id.encode(), token % partitions)
-        for record, partition in batch.forwarded:
-            produce(topology.intake, record.value(), record.key(), partition, headers=record.headers())
-        for record, error in batch.refused:
-            letter = dead_letter(record, error, now_ms)
+        for record, partition, headers in batch.forwarded:
+            produce(topology.intake, record.value(), record.key(), partition, headers=headers)
+        for refusal in batch.refused:
+            letter = refusal.letter(now_ms)
             produce(topology.dead_letter, self._codec.encode_dead_letter(letter), letter["key"])
 
     # --- restore ---
