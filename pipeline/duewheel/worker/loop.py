@@ -25,7 +25,8 @@ import structlog
 
 from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
 from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
-from duewheel.core.model import DeadLetter, Dispatch, Failure, Header, Outcome, Result
+from duewheel.core.model import Dispatch, Failure, Outcome, Result
+from duewheel.core.refusals import refuse
 from duewheel.core.topology import Topology
 from duewheel.ports import (
     Clock,
@@ -388,8 +389,8 @@ class Worker:
                 f"timer partition {dispatch['timer_partition']} does not exist: {self._outcomes_topic} has {self._outcome_partitions}",
             )
         except UndecodableRecord as error:
-            letter = _dead_letter(record, error, self._clock.wall_ms())
-            self._reports.append((self._dead_letter_topic, self._codec.encode_dead_letter(letter), record.key(), _ANY_PARTITION))
+            letter = refuse(record, error).letter(self._clock.wall_ms())
+            self._reports.append((self._dead_letter_topic, self._codec.encode_dead_letter(letter), letter["key"], _ANY_PARTITION))
             log.warning("worker.dispatch_undecodable", partition=record.partition(), offset=record.offset(), error=str(error))
             return None
 
@@ -564,18 +565,3 @@ class Worker:
                     raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
         if self._probe is None and self._clock.steady_ms() - self._contact_ms > _PROBE_MS:
             self._probe = self._aside(lambda: self._cluster.partition_count(self._topic))
-
-
-def _dead_letter(record: Record, error: UndecodableRecord, now_ms: int) -> DeadLetter:
-    headers: list[Header] = [{"name": name, "value": value} for name, value in record.headers() or ()]
-    return DeadLetter(
-        reason=error.reason.value,
-        message=str(error),
-        topic=record.topic(),
-        partition=record.partition(),
-        offset=record.offset(),
-        at_ms=now_ms,
-        key=record.key(),
-        value=record.value(),
-        headers=headers,
-    )
