@@ -60,6 +60,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "processor.batch_unknown": Event("Nobody knows whether a transaction was committed; the cluster is asked.", ("error",)),
     "processor.cluster_unavailable": Event("The cluster did not answer; it is tried again.", ("error",)),
     "processor.registry_unavailable": Event("The schema registry did not answer; the intake waits for it.", ("error",)),
+    "processor.store_outdated": Event(
+        "A local store cannot be brought level with the changelog; it is made anew.", ("partition", "reason")
+    ),
     "processor.store_damaged": Event("A local store failed; it is made anew from the changelog.", ("error",)),
     "processor.report": Event("What became of the inputs since the last report.", tuple(Counts.__slots__)),
     "clock.stepped_back": Event("The wall clock stepped back; jobs fire by the clock as it stands now.", ("by_ms",)),

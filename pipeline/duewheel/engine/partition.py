@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+import structlog
+
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DAY_MS, HORIZON_MS, MINUTE_MS
 from duewheel.core.model import Phase, State
 from duewheel.core.step import Defined, Step
 from duewheel.core.wheel import Wheel, due_of, time_key, timer_key
 from duewheel.ports import Codec, Mark, Record, Store
+
+log = structlog.get_logger(__name__)
 
 # Keys of the changelog, and of the store, which is its fold.
 DEFINITION: Final = b"d"
@@ -107,7 +111,8 @@ class Partition:
             now_ms: the time, to judge the store's age.
         """
         mark = self._store.mark
-        if mark is not None and not self._is_usable(mark, low, high, committed, now_ms):
+        if mark is not None and (reason := self._why_outdated(mark, low, high, committed, now_ms)):
+            log.warning("processor.store_outdated", partition=self.number, reason=reason)
             self._store.clear()
             mark = None
         self._replay_until = high
@@ -115,11 +120,20 @@ class Partition:
         self._changelog_offset = low if mark is None else mark.changelog_offset
         return self._changelog_offset
 
-    def _is_usable(self, mark: Mark, low: int, high: int, committed: int | None, now_ms: int) -> bool:
-        # A log that begins behind the mark has lost records that the store never saw, unless compaction alone moved its start, which
-        # cannot be told apart. A store ahead of the committed offset stems from a history that was undone.
-        ahead = committed is not None and self._read_progress()[1] > committed
-        return low <= mark.changelog_offset <= high and now_ms - mark.saved_ms <= STORE_AGE_MS_MAX and not ahead
+    def _why_outdated(self, mark: Mark, low: int, high: int, committed: int | None, now_ms: int) -> str:
+        """Why the store cannot be trusted; nothing where it can."""
+        if mark.changelog_offset < low:
+            # The log has lost records that the store never saw, unless compaction alone moved its start, which cannot be told apart.
+            return f"it ends at {mark.changelog_offset}, before the changelog begins, at {low}"
+        if mark.changelog_offset > high:
+            return f"it ends at {mark.changelog_offset}, behind the changelog's end, {high}"
+        if now_ms - mark.saved_ms > STORE_AGE_MS_MAX:
+            return f"it was away for {now_ms - mark.saved_ms} ms, and the changelog remembers deletions for {STORE_AGE_MS_MAX} ms"
+        progress = self._read_progress()[1]
+        if committed is not None and progress > committed:
+            # It stems from a history that was undone, or somebody has set the group back.
+            return f"it has taken in intake up to {progress}, and the group has committed {committed}"
+        return ""
 
     def begin_inputs(self, intake: Inputs, outcomes: Inputs) -> None:
         """Notes where the inputs stood at takeover."""
@@ -131,19 +145,24 @@ class Partition:
         written: list[tuple[bytes, bytes | None]] = []
         timers_set: dict[bytes, None] = {}
         timers_unset: list[bytes] = []
+        defined: dict[bytes, Defined | None] = {}
         for record in records:
             key, value = record.key(), record.value()
             assert key is not None
             written.append((key, value))
-            if value is None:
-                continue
-            kind = key[:1]
+            kind, job = key[:1], key[1:]
             if kind == DEFINITION:
-                timers_set[timer_key(self._codec.peek_definition(value).due_ms, key[1:].decode())] = None
-            elif kind == STATE:
+                known = defined[job] = None if value is None else self._codec.peek_definition(value)
+                if known is not None:
+                    timers_set[timer_key(known.due_ms, job.decode())] = None
+            elif kind == STATE and value is not None:
                 state = self._codec.decode_state(value)
-                if state["phase"] != Phase.WAITING:
-                    timer = timer_key(state["slot_ms"], key[1:].decode())
+                if job not in defined:
+                    defined[job] = self.defined(job.decode())
+                known = defined[job]
+                # An old generation that ends late leaves the new one its timer, which may be of the same moment.
+                if known is None or known.generation <= state["generation"]:
+                    timer = timer_key(state["slot_ms"], job.decode())
                     timers_set.pop(timer, None)
                     timers_unset.append(timer)
         self._changelog_offset = max(self._changelog_offset, reached)
@@ -205,7 +224,7 @@ class Partition:
     def save(self, step: Step, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Takes it over on disk."""
         done = b""
-        if self.stage == Stage.ACTIVE and step.now_ms - self._removed_ms >= _REMOVE_FIRED_EVERY_MS:
+        if self.stage == Stage.ACTIVE and abs(step.now_ms - self._removed_ms) >= _REMOVE_FIRED_EVERY_MS:
             self._removed_ms = step.now_ms
             done = self._wheel.low()
         self._store.write(changes, step.timers_unset, step.timers_set, done, Mark(self._changelog_offset, step.now_ms))
