@@ -219,6 +219,13 @@ class Cluster(Protocol):
             BrokerUnavailable: nobody answered.
         """
 
+    def visible(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """First offset of each partition, and where a reader ends now that sees only what is committed: at the first open transaction.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
         """Committed offsets as they stand, without waiting for pending transactions.
 

@@ -89,6 +89,12 @@ class _Batch:
     refused: list[Refusal] = field(default_factory=list)
     changes: list[tuple[bytes, bytes | None]] = field(default_factory=list)
 
+    def is_empty(self) -> bool:
+        """Whether nothing was read, fired or tidied up."""
+        step, partition = self.step, self.partition
+        read = self.intake_offset > partition.intake_offset or self.outcomes_offset > partition.outcomes_offset
+        return not (step.states or step.fired or read)
+
 
 class Processor:
     """One instance of the timer processor. Drive it with `turn` until it should end, then `close` it.
@@ -335,6 +341,8 @@ class Processor:
             if batch is not None:
                 partition.tidy(batch.step)
                 batch.step.fire(due)
+                if batch.is_empty():
+                    del batches[partition.number]  # what was swept may stay; a transaction just to say so would be one a second
         for batch in batches.values():
             if batch.partition.stage < Stage.ACTIVE:
                 batch.step.fire([])
@@ -384,7 +392,9 @@ class Processor:
         """The order matters: fence, then what is committed, then where the changelog ends."""
         topology, numbers = self._topology, [p.number for p in partitions]
         found = self._cluster.owners(topology.processor_group, topology.intake, numbers)
-        intake = self._cluster.watermarks(topology.intake, numbers)
+        # Up to where the inputs can be read now: a transaction that somebody else left open there must not hold up our timers, here as
+        # little as later on.
+        intake = self._cluster.visible(topology.intake, numbers)
         dead = {name for position in found.values() if (name := owner_of(position.metadata)) not in (None, self._output.name)}
         if dead:
             # First let the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced
@@ -397,7 +407,7 @@ class Processor:
             self._cluster.fence(name)
         committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)
         changelog = self._cluster.watermarks(topology.state, numbers)
-        outcomes = self._cluster.watermarks(topology.outcomes, numbers)
+        outcomes = self._cluster.visible(topology.outcomes, numbers)
         mine = owned_by(self._output.name)
         starts = {n: intake[n][0] if (offset := committed[n].offset) is None else offset for n in numbers}
         self._intake.commit([Offset(topology.intake, n, starts[n], mine) for n in numbers])

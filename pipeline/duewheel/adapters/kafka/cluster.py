@@ -51,9 +51,11 @@ class KafkaCluster:
         return f"{self._answer(described).topic_id}"
 
     def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        first = self._offsets(topic, partitions, OffsetSpec.earliest())
-        end = self._offsets(topic, partitions, OffsetSpec.latest())
-        return {p: (first[p], end[p]) for p in partitions}
+        # Counting what is uncommitted: a transaction that is still open may yet be committed below the end.
+        return self._ends(topic, partitions, IsolationLevel.READ_UNCOMMITTED)
+
+    def visible(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        return self._ends(topic, partitions, IsolationLevel.READ_COMMITTED)
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
         try:
@@ -93,12 +95,14 @@ class KafkaCluster:
         except KafkaException as error:
             raise self._unavailable(error) from error
 
-    def _offsets(self, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
-        # Counting what is uncommitted: a transaction that is still open may yet be committed below this offset.
+    def _ends(self, topic: str, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, tuple[int, int]]:
+        first = self._offsets(topic, partitions, OffsetSpec.earliest(), isolation)
+        end = self._offsets(topic, partitions, OffsetSpec.latest(), isolation)
+        return {p: (first[p], end[p]) for p in partitions}
+
+    def _offsets(self, topic: str, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel) -> dict[int, int]:
         futures = self._admin.list_offsets(
-            {TopicPartition(topic, p): spec for p in partitions},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=_TIMEOUT_S,
+            {TopicPartition(topic, p): spec for p in partitions}, isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
         return {position.partition: self._answer(future).offset for position, future in futures.items()}
 
