@@ -13,8 +13,9 @@ Topics are read by consumers of this module's own, not by the product's readers.
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -27,6 +28,7 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import SystemClock
 from duewheel.core.model import DeadLetter, Dispatch, Outcome, Result, Schedule
 from duewheel.core.topology import Topology, partition_of
+from duewheel.core.wheel import due_of, job_of, timer_key
 from duewheel.engine.partition import Stage
 from duewheel.engine.processor import Processor
 from duewheel.ports import Clock
@@ -84,6 +86,22 @@ def raw_schedule(job_id: str, due_ms: int, partition: int = -1, kafka_headers: H
 def raw_cancel(job_id: str, partition: int = -1) -> Raw:
     """A Cancel, encoded."""
     return Raw(job_id.encode(), codec.encode_cancel({"job_id": job_id, "created_ms": now_ms()}), partition)
+
+
+def raw_outcome(d: Dispatch, result: str = Result.SUCCEEDED) -> Raw:
+    """What a worker says of a dispatch, encoded, for the partition where its owner reads."""
+    outcome: Outcome = {
+        "token": d["token"],
+        "job_id": d["job_id"],
+        "slot_ms": d["slot_ms"],
+        "attempt": d["attempt"],
+        "result": result,
+        "started_ms": d["dispatched_ms"],
+        "finished_ms": d["dispatched_ms"],
+        "worker": "w",
+        "error": None,
+    }
+    return Raw(d["job_id"].encode(), codec.encode_outcome(outcome), d["timer_partition"])
 
 
 def home(job_id: str) -> int:
@@ -184,6 +202,16 @@ class Desk:
         assert self.producer.flush(TIMEOUT_S) == 0
         assert not failures, failures[0]
 
+    def transaction(self, records: Iterable[Raw], topic: str | None = None) -> Producer:
+        """Writes records in a transaction that is left open: whoever holds the producer may commit or abort it."""
+        producer = Producer({**self.kafka.common(), "transactional.id": f"{self.topology.prefix}-{uuid.uuid4().hex}"})
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        for key, value, partition, headers in records:
+            producer.produce(self.topology.intake if topic is None else topic, value, key, partition, headers=headers)
+        assert producer.flush(TIMEOUT_S) == 0
+        return producer
+
     def schedule(self, job_id: str, due_ms: int, **fields: Any) -> None:
         self.publish([raw_schedule(job_id, due_ms, **fields)])
 
@@ -194,21 +222,7 @@ class Desk:
 
     def answer(self, dispatches: Iterable[Dispatch], result: str = Result.SUCCEEDED) -> None:
         """Writes an outcome of each dispatch."""
-        records = []
-        for d in dispatches:
-            outcome: Outcome = {
-                "token": d["token"],
-                "job_id": d["job_id"],
-                "slot_ms": d["slot_ms"],
-                "attempt": d["attempt"],
-                "result": result,
-                "started_ms": d["dispatched_ms"],
-                "finished_ms": d["dispatched_ms"],
-                "worker": "w",
-                "error": None,
-            }
-            records.append(Raw(d["job_id"].encode(), codec.encode_outcome(outcome), d["timer_partition"]))
-        self.publish(records, self.topology.outcomes)
+        self.publish([raw_outcome(d, result) for d in dispatches], self.topology.outcomes)
 
     # --- reading ---
 
@@ -223,6 +237,10 @@ class Desk:
         self.seen(topic)
         self._logs[topic].to_end()
         return self._logs[topic].messages
+
+    def forget(self, topic: str) -> None:
+        """Reads a topic anew, as it is now."""
+        self._logs.pop(topic).close()
 
     def dispatches(self, queue: str = "default") -> list[Dispatch]:
         """What was seen on a dispatch topic so far."""
@@ -274,25 +292,26 @@ class Desk:
         """Where a processor's local store lies."""
         return self.folder / name / self.topology.prefix / str(partition)
 
-    def stored(self, name: str) -> dict[int, dict[bytes, bytes]]:
-        """The records in the stores of a processor that has ended, by timer partition; those that it never had are left out."""
-        found = {}
+    def check_stores(self, name: str) -> None:
+        """The stores of a processor that held all partitions, and has ended, are the fold of the changelog.
+
+        Each job that waits has its timer, and other timers are over.
+        """
+        fold, end_ms = self.fold(), now_ms()
         for partition in range(PARTITIONS):
-            path = self.store_path(name, partition)
-            if path.exists():
-                families = {family: Options(raw_mode=True) for family in ("jobs", "timers", "meta")}
-                store = Rdict(str(path), Options(raw_mode=True), column_families=families, access_type=AccessType.read_only())
-                jobs = store.get_column_family("jobs")
-                found[partition] = {bytes(key): value for key, value in jobs.items() if isinstance(key, bytes)}
-                jobs.close()
-                store.close()
-        return found
+            records, timers = stored(self.store_path(name, partition))
+            assert records == fold[partition]
+            waiting = {timer_key(due_ms, job_id) for job_id, due_ms in waiting_jobs(records).items()}
+            assert timers >= waiting, f"no timer: {sorted(map(job_of, waiting - timers))}"
+            assert all(due_of(timer) <= end_ms for timer in timers - waiting), f"timers of nobody: {sorted(timers - waiting)[:5]}"
 
     # --- processors in this process ---
 
-    def processor(self, name: str = "a", clock: Clock | None = None, broker_timeout_s: float = TIMEOUT_S) -> Processor:
+    def processor(
+        self, name: str = "a", clock: Clock | None = None, broker_timeout_s: float = TIMEOUT_S, kafka: KafkaConfig | None = None
+    ) -> Processor:
         """A processor that has asked to join its group."""
-        processor = wiring.timer_processor(self.kafka, self.topology, self.folder / name, broker_timeout_s, clock)
+        processor = wiring.timer_processor(kafka or self.kafka, self.topology, self.folder / name, broker_timeout_s, clock)
         self._processors.append(processor)
         processor.start()
         return processor
@@ -327,6 +346,34 @@ class Desk:
         for log in self._logs.values():
             log.close()
         del self.producer
+
+
+def stored(path: Path) -> tuple[dict[bytes, bytes], set[bytes]]:
+    """The records and the timers in a store that nobody has open."""
+    families = {family: Options(raw_mode=True) for family in ("jobs", "timers", "meta")}
+    store = Rdict(str(path), Options(raw_mode=True), column_families=families, access_type=AccessType.read_only())
+    jobs, timers = store.get_column_family("jobs"), store.get_column_family("timers")
+    try:
+        return {_bytes(key): value for key, value in jobs.items()}, {_bytes(key) for key, _ in timers.items()}
+    finally:
+        for each in (jobs, timers, store):
+            each.close()
+
+
+def _bytes(key: object) -> bytes:
+    assert isinstance(key, bytes)
+    return key
+
+
+def waiting_jobs(records: Mapping[bytes, bytes]) -> dict[str, int]:
+    """The jobs that wait, by what the changelog says of one partition, and when they are due."""
+    waiting = {}
+    for key, value in records.items():
+        if key[:1] == b"d":
+            definition, state = codec.decode_definition(value), records.get(b"s" + key[1:])
+            if state is None or codec.decode_state(state)["generation"] < definition["generation"]:
+                waiting[key[1:].decode()] = definition["schedule"]["due_ms"]
+    return waiting
 
 
 def is_active(processor: Processor) -> bool:
