@@ -4,8 +4,8 @@
     └───────────────────────────── measured ────────────────────────────────────────┘
 
 Jobs are due one after another at the given rate. All of them are scheduled before the first is due, and taken in by the processor, so that
-enqueueing competes with nothing. One processor and one worker run, and nothing else: the handler writes job, slot and the wall clock
-to a file, which is read when all is over. Every process is on one machine and reads the same clock.
+enqueueing competes with nothing. One processor and one worker run, and nothing else: the handler writes job, slot, dispatch and the
+wall clock to a file, which is read when all is over. Every process is on one machine and reads the same clock.
 
     early        started before its time; must be 0
     missing      never started; must be 0
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from duewheel.bench import load, site
+from duewheel.bench import load, process, site
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site
 from duewheel.bench.tasks import STAMPS_VARIABLE
@@ -48,6 +48,7 @@ class Stamp(NamedTuple):
 
     job_id: str
     slot_ms: int
+    dispatched_ms: int
     started_us: int
 
 
@@ -67,9 +68,16 @@ def run(place: Site, rate: int, seconds: int, partitions: int, concurrency: int,
 
     first_ms = _schedule(place, topology, fleet, rate, jobs, progress)
     last_ms = due_ms(first_ms, rate, jobs - 1)
+    pids = {"processor": processor.pid, "worker": worker.pid, "broker": place.broker_pid}
+    before_s = {name: process.cpu_s(pid) for name, pid in pids.items()}
+    watched_s = time.monotonic()
     _watch(stamps, fleet, first_ms, last_ms, jobs, progress)
+    watched_s = time.monotonic() - watched_s
+    cores = {name: (process.cpu_s(pid) - before_s[name]) / watched_s for name, pid in pids.items() if pid is not None}
     fleet.stop()
     _fill(report, jobs, [_parsed(line) for line in stamps.read_text().splitlines()])
+    for name, used in cores.items():
+        report.add(f"{name}_cores", used, f"CPU time of the {name} a second; 1 is a whole core")
     return report
 
 
@@ -112,14 +120,15 @@ def _watch(stamps: Path, fleet: Fleet, first_ms: int, last_ms: int, jobs: int, p
 
 
 def _parsed(line: str) -> Stamp:
-    job_id, slot_ms, started_us = line.split(" ")
-    return Stamp(job_id, int(slot_ms), int(started_us))
+    job_id, slot_ms, dispatched_ms, started_us = line.split(" ")
+    return Stamp(job_id, int(slot_ms), int(dispatched_ms), int(started_us))
 
 
 def _fill(report: Report, jobs: int, stamps: Sequence[Stamp]) -> None:
     if not stamps:
         raise EnvironmentFailure(f"none of {jobs} jobs was run")
     late_ms = sorted((stamp.started_us - 1_000 * stamp.slot_ms) / 1_000 for stamp in stamps)
+    noticed_ms = sorted(stamp.dispatched_ms - stamp.slot_ms for stamp in stamps)
     runs = {(stamp.job_id, stamp.slot_ms) for stamp in stamps}
     began_us, ended_us = min(s.started_us for s in stamps), max(s.started_us for s in stamps)
     report.add("p50_ms", percentile(late_ms, 50), "handler's first line after due time, median, ms")
@@ -130,6 +139,8 @@ def _fill(report: Report, jobs: int, stamps: Sequence[Stamp]) -> None:
     report.add("duplicates", len(stamps) - len(runs), "executions of a (job, slot) beyond the first")
     report.add("mean_ms", sum(late_ms) / len(late_ms), "mean, ms")
     report.add("p999_ms", percentile(late_ms, 99.9), "99.9th percentile, ms")
+    report.add("dispatched_p50_ms", percentile(noticed_ms, 50), "of which until the processor began its batch, median, ms")
+    report.add("dispatched_p99_ms", percentile(noticed_ms, 99), "the same, 99th percentile, ms")
     report.add("rate_per_s", (len(stamps) - 1) / max(1e-6, (ended_us - began_us) / 1e6), "rate reached: handlers started a second")
 
 

@@ -22,9 +22,9 @@ def noop(payload: bytes) -> None:
 
 @app.task
 def stamp(context: Context) -> None:
-    """Writes down when it was started: job id, slot in milliseconds, time in microseconds. Costs about 5 µs."""
+    """Writes down job id, slot and dispatch in milliseconds, and when it was started, in microseconds. Costs about 5 µs."""
     now_us = time.time_ns() // 1_000
     global _stamps
     if _stamps is None:
         _stamps = os.open(os.environ[STAMPS_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.write(_stamps, f"{context.job_id} {context.slot_ms} {now_us}\n".encode())
+    os.write(_stamps, f"{context.job_id} {context.slot_ms} {context.dispatched_ms} {now_us}\n".encode())
