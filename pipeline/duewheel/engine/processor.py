@@ -468,7 +468,11 @@ class Processor:
         damaged = [partition for partition in self._partitions.values() if partition.damaged]
         for partition in damaged:
             partition.rebuild()
-        self._claim_again(damaged)
+        # Those that were being replayed may have missed what was read along with the one that failed.
+        replaying = [
+            partition for partition in self._partitions.values() if partition.stage == Stage.REPLAYING and partition not in damaged
+        ]
+        self._claim_again(damaged + replaying)
         self._read_again()
 
     # --- time and housekeeping ---

@@ -99,7 +99,10 @@ class RocksStore:
             self.clear()
 
     def get(self, key: bytes) -> bytes | None:
-        return self._get(key)
+        try:
+            return self._get(key)
+        except Exception as error:  # not through _damage: this is called for every job
+            raise self._damaged("read", error) from error
 
     def write(
         self,
@@ -192,6 +195,10 @@ class RocksStore:
         try:
             yield
         except Exception as error:  # rocksdict raises plain Exception for whatever RocksDB reports
-            self.damaged = True
-            message = f"the local store {self._folder} cannot be {verb}: {error}. It is a cache: with the processor stopped, delete it"
-            raise StoreDamaged(message) from error
+            raise self._damaged(verb, error) from error
+
+    def _damaged(self, verb: str, error: Exception) -> StoreDamaged:
+        self.damaged = True
+        return StoreDamaged(
+            f"the local store {self._folder} cannot be {verb}: {error}. It is a cache: with the processor stopped, delete it"
+        )
