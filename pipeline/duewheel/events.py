@@ -45,6 +45,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "follower.broker_away": Event("No broker answered; it is tried again.", ("bootstrap_servers", "error")),
     "follower.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "partition", "error")),
     # Reading partitions (adapters/kafka/readers.py)
+    "reader.cluster_trouble": Event("A connection to the cluster failed; the client tries again by itself.", ("error",)),
     "reader.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "error")),
     # The timer processor (engine/processor.py)
     "processor.started": Event("A timer processor joined its group.", ("bootstrap_servers", "prefix", "state_dir")),

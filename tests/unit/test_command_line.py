@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from duewheel.cli.main import COMMANDS, cli
+from duewheel.core.errors import BadConfiguration
 
 
 def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -62,3 +63,11 @@ def test_an_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(cli, ["frobnicate"])
     assert result.exit_code == 2
     assert "frobnicate" in result.output
+
+
+@pytest.mark.parametrize("setting", ["session.timeout.ms=abc", "nonsense=1", "security.protocol=foo", "session.timeout.ms=90000"])
+@pytest.mark.parametrize("command", [["processor"], ["worker", "duewheel.bench.tasks:app"], ["schedule", "task"]])
+def test_a_setting_of_the_kafka_client_is_judged_at_once(command: list[str], setting: str) -> None:
+    result = CliRunner().invoke(cli, [*command, "-X", setting])
+    assert isinstance(result.exception, BadConfiguration)
+    assert setting.partition("=")[0] in str(result.exception)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS
 from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Result, Schedule, State
 from duewheel.core.step import Defined, Step
@@ -30,11 +32,11 @@ class World:
         step = Step(self, 0, self.token, self.now_ms, catching_up)
         for record in inputs:
             if "due_ms" in record:
-                step.schedule(record, b"work", repr(record).encode())
+                step.schedule(cast(Schedule, record), b"work", repr(record).encode())
             elif "result" in record:
-                step.outcome(record)
+                step.outcome(cast(Outcome, record))
             else:
-                step.cancel(record)
+                step.cancel(cast(Cancel, record))
         step.fire([] if catching_up else sorted(key for key in self.timers if key < timer_key(self.now_ms + 1, "")))
         self.definitions |= step.definitions
         self.states |= step.states

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.settings import KafkaConfig, check
 from duewheel.core.limits import PREFIX_CHARS_MAX
 from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
@@ -58,6 +58,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What the names of this installation's topics and groups begin with.")  # fmt: skip
     @functools.wraps(command)
     def wrapped(bootstrap_servers: str, kafka_options: dict[str, str], prefix: str, **rest: Any) -> Any:
-        return command(kafka=KafkaConfig(bootstrap_servers, kafka_options), topology=Topology(prefix), **rest)
+        kafka = KafkaConfig(bootstrap_servers, kafka_options)
+        check(kafka)
+        return command(kafka=kafka, topology=Topology(prefix), **rest)
 
     return wrapped

@@ -30,7 +30,9 @@ class KafkaCluster:
 
     def __init__(self, kafka: KafkaConfig) -> None:
         self._kafka = kafka
-        self._admin = AdminClient(kafka.common())
+        self._complaint = ""
+        settings: dict[str, Any] = {**kafka.common(), "error_cb": self._note}
+        self._admin = AdminClient(settings)
 
     def partition_count(self, topic: str) -> int:
         try:
@@ -113,4 +115,11 @@ class KafkaCluster:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: object) -> BrokerUnavailable:
-        return BrokerUnavailable(f"the Kafka cluster at {self._kafka.bootstrap_servers} did not answer: {error}; trying again")
+        self._admin.poll(0)  # serves error callbacks
+        why = self._complaint or str(error)
+        return BrokerUnavailable(f"the Kafka cluster at {self._kafka.bootstrap_servers} did not answer: {why}")
+
+    def _note(self, error: KafkaError) -> None:
+        """The client's own reason ("connection refused") says more than that a request timed out."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._complaint = error.str()

@@ -7,6 +7,7 @@ the fetcher has reached behind them: `reached` is the larger of the two. Under c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ _QUEUE: Final = {
     "queued.max.messages.kbytes": _QUEUED_KBYTES,
     "fetch.queue.backoff.ms": _QUEUE_FULL_BACKOFF_MS,
 }
+_COMPLAIN_EVERY_S: Final = 10.0
 _COMMIT_TIMEOUT_MS: Final = 5_000
 
 
@@ -111,9 +113,17 @@ class KafkaGroupReader(_Reading):
     """`ports.GroupReader` on Kafka. A partition gained stays paused until `read_from`."""
 
     def __init__(self, kafka: KafkaConfig, topic: str, group: str) -> None:
-        super().__init__(Consumer(kafka.member(group, **_QUEUE)), topic)
+        super().__init__(Consumer({**kafka.member(group, **_QUEUE), "error_cb": self._complain}), topic)
+        self._complained_s = -_COMPLAIN_EVERY_S
         self._kafka = kafka
         self._group = group
+
+    def _complain(self, error: KafkaError) -> None:
+        """librdkafka tells of each failed connection; once in a while is enough."""
+        now_s = time.monotonic()
+        if now_s - self._complained_s >= _COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            log.warning("reader.cluster_trouble", error=error.str())
 
     def join(self, listener: RebalanceListener) -> None:
         def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:

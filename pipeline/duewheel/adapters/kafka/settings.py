@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from duewheel.core.errors import BadConfiguration
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 
 # A member that sends no heartbeat is declared dead after SESSION_TIMEOUT_MS; its partitions are polled elsewhere at most one heartbeat
@@ -56,7 +59,9 @@ class KafkaConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def common(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 3, **self.options}
+        # librdkafka's own log goes to standard error in a form of its own, twenty lines a second while a broker is away. What it has to say
+        # comes through error callbacks into ours.
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.options}
 
     def reader(self, **settings: Any) -> dict[str, Any]:
         """A consumer that is assigned by hand, commits nothing, and sees only what was committed."""
@@ -67,23 +72,26 @@ class KafkaConfig:
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "fetch.min.bytes": 1,
+            **self._liveness(),
             **settings,
             **self.common(),
         }
 
+    def _liveness(self) -> dict[str, Any]:
+        """How a member shows that it lives; with KIP-848 the broker decides that. Readers without a group are given the same, because
+        librdkafka compares the session timeout with max.poll.interval.ms in every consumer."""
+        if self.options.get("group.protocol", "classic") != "classic":
+            return {}
+        return {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS}
+
     def member(self, group: str, **settings: Any) -> dict[str, Any]:
         """A member of a consumer group, that commits by itself nothing."""
-        protocol = self.options.get("group.protocol", "classic")
-        classic = {
-            "session.timeout.ms": SESSION_TIMEOUT_MS,
-            "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
-            "partition.assignment.strategy": "cooperative-sticky",
-        }
+        classic = self.options.get("group.protocol", "classic") == "classic"
         return {
             **self.reader(),
             "group.id": group,
             "max.poll.interval.ms": MAX_POLL_INTERVAL_MS,
-            **(classic if protocol == "classic" else {}),
+            **({"partition.assignment.strategy": "cooperative-sticky"} if classic else {}),
             **settings,
             **self.common(),
         }
@@ -131,3 +139,19 @@ class KafkaConfig:
             "delivery.report.only.error": True,
             **self.common(),
         }
+
+
+def check(kafka: KafkaConfig) -> None:
+    """Lets librdkafka judge the settings before anything is done with them. It connects to nobody.
+
+    Raises:
+        BadConfiguration: a setting is unknown, has a wrong value, or does not go with another.
+    """
+    try:
+        nowhere = {"bootstrap.servers": ""}
+        Consumer({**kafka.member("duewheel-unused"), **nowhere}).close()
+        Producer({**kafka.transactional("duewheel-unused"), **nowhere})
+    except KafkaException as error:
+        reason = error.args[0].str()  # names the setting and, unless it is a secret, the value
+        message = f"the Kafka client for {kafka.bootstrap_servers} refuses its settings (-X NAME=VALUE): {reason}"
+        raise BadConfiguration(f"{message}; names and allowed values are those of librdkafka") from error
