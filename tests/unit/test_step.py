@@ -36,7 +36,7 @@ class World:
             elif "result" in record:
                 step.outcome(cast(Outcome, record))
             else:
-                step.cancel(cast(Cancel, record))
+                step.cancel(record)
         step.fire([] if catching_up else sorted(key for key in self.timers if key < timer_key(self.now_ms + 1, "")))
         self.definitions |= step.definitions
         self.states |= step.states
