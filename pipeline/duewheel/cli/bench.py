@@ -18,7 +18,7 @@ from rich.console import Console
 from duewheel.bench import end_to_end, lateness, load, path, pending
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site, open_site
-from duewheel.cli.common import Decorator, name_value_pairs
+from duewheel.cli.common import name_value_pairs, option
 from duewheel.core.limits import PAYLOAD_BYTES_MAX, WORKER_CONCURRENCY_MAX
 
 _PARTITIONS_MAX = 100
@@ -36,21 +36,16 @@ def bench() -> None:
     """
 
 
-def _option(*names: str, **settings: Any) -> Decorator:
-    """An option of benches; --jobs is DUEWHEEL_BENCH_JOBS."""
-    return click.option(*names, envvar="DUEWHEEL_BENCH_" + names[0][2:].replace("-", "_").upper(), show_envvar=True, **settings)
-
-
 def _place_options(command: Callable[..., Report]) -> Callable[..., None]:
     """Adds the options that every bench has; the command receives `place` and `progress`, and its report is shown."""
 
-    @click.option("-b", "--bootstrap-servers", envvar="DUEWHEEL_BOOTSTRAP_SERVERS", show_envvar=True, metavar="HOST:PORT,…",
+    @option("-b", "--bootstrap-servers", metavar="HOST:PORT,…",
                   help="A cluster to use. Default: a broker is started, and ended afterwards.")  # fmt: skip
     @click.option("-X", "kafka_options", multiple=True, callback=name_value_pairs, envvar="DUEWHEEL_KAFKA_OPTIONS", show_envvar=True,
                   metavar="NAME=VALUE", help="A librdkafka setting for every client. Repeatable.")  # fmt: skip
-    @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), envvar="DUEWHEEL_DEV_FOLDER", default=".duewheel",
-                  show_default=True, show_envvar=True, help="Where jars, data, logs and stores go.")  # fmt: skip
-    @_option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+    @option("--folder", type=click.Path(file_okay=False, path_type=Path), default=".duewheel", show_default=True,
+            help="Where jars, data, logs and stores go.")  # fmt: skip
+    @option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
     @functools.wraps(command)
     def wrapped(bootstrap_servers: str | None, kafka_options: dict[str, str], folder: Path, as_json: bool, **rest: Any) -> None:
         with _shown_progress() as progress:
@@ -65,19 +60,19 @@ def _place_options(command: Callable[..., Report]) -> Callable[..., None]:
     return wrapped
 
 
-_jobs = functools.partial(_option, "--jobs", type=click.IntRange(min=1), show_default=True, help="How many jobs.")
-_partitions = functools.partial(_option, "--partitions", type=click.IntRange(1, _PARTITIONS_MAX), show_default=True,
+_jobs = functools.partial(option, "--jobs", type=click.IntRange(min=1), show_default=True, help="How many jobs.")
+_partitions = functools.partial(option, "--partitions", type=click.IntRange(1, _PARTITIONS_MAX), show_default=True,
                                 help="Timer partitions, and partitions of the queue.")  # fmt: skip
-_concurrency = functools.partial(_option, "--concurrency", type=click.IntRange(1, WORKER_CONCURRENCY_MAX), show_default=True,
+_concurrency = functools.partial(option, "--concurrency", type=click.IntRange(1, WORKER_CONCURRENCY_MAX), show_default=True,
                                  help="How many handlers the worker runs at a time.")  # fmt: skip
-_payload = functools.partial(_option, "--payload-bytes", type=click.IntRange(0, PAYLOAD_BYTES_MAX), default=load.PAYLOAD_BYTES,
+_payload = functools.partial(option, "--payload-bytes", type=click.IntRange(0, PAYLOAD_BYTES_MAX), default=load.PAYLOAD_BYTES,
                              show_default=True, help="Payload of each job, random bytes.")  # fmt: skip
 
 
 @bench.command("path")
 @_place_options
 @_jobs(default=path.JOBS_DEFAULT)
-@_option("--rounds", type=click.IntRange(1, 100), default=path.ROUNDS_DEFAULT, show_default=True, help="How often each takes its turn.")
+@option("--rounds", type=click.IntRange(1, 100), default=path.ROUNDS_DEFAULT, show_default=True, help="How often each takes its turn.")
 @_payload()
 def path_command(place: Site, progress: Progress, jobs: int, rounds: int, payload_bytes: int) -> Report:
     """The timer path of one partition, and what Kafka alone costs.
@@ -91,8 +86,8 @@ def path_command(place: Site, progress: Progress, jobs: int, rounds: int, payloa
 
 @bench.command("lateness")
 @_place_options
-@_option("--rate", type=click.IntRange(1, 100_000), default=lateness.RATE_DEFAULT, show_default=True, help="Jobs due in each second.")
-@_option("--seconds", type=click.IntRange(1, 3_600), default=lateness.SECONDS_DEFAULT, show_default=True, help="For how long.")
+@option("--rate", type=click.IntRange(1, 100_000), default=lateness.RATE_DEFAULT, show_default=True, help="Jobs due in each second.")
+@option("--seconds", type=click.IntRange(1, 3_600), default=lateness.SECONDS_DEFAULT, show_default=True, help="For how long.")
 @_partitions(default=lateness.PARTITIONS_DEFAULT)
 @_concurrency(default=lateness.CONCURRENCY_DEFAULT)
 def lateness_command(place: Site, progress: Progress, rate: int, seconds: int, partitions: int, concurrency: int) -> Report:
