@@ -40,7 +40,7 @@ def _place_options(command: Callable[..., Report]) -> Callable[..., None]:
     """Adds the options that every bench has; the command receives `place` and `progress`, and its report is shown."""
 
     @option("-b", "--bootstrap-servers", metavar="HOST:PORT,…",
-                  help="A cluster to use. Default: a broker is started, and ended afterwards.")  # fmt: skip
+            help="A cluster to use. Default: a broker is started, and ended afterwards.")  # fmt: skip
     @click.option("-X", "kafka_options", multiple=True, callback=name_value_pairs, envvar="DUEWHEEL_KAFKA_OPTIONS", show_envvar=True,
                   metavar="NAME=VALUE", help="A librdkafka setting for every client. Repeatable.")  # fmt: skip
     @option("--folder", type=click.Path(file_okay=False, path_type=Path), default=".duewheel", show_default=True,
