@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +112,21 @@ class RocksStore:
         timers_done: bytes,
         mark: Mark,
     ) -> None:
+        # In two functions, as are reading and its errors: what lives in a frame lives as long as an exception that came through it, and a
+        # handle or an iterator that lives keeps the database's lock when it is closed.
+        batch = self._batch(records, timers_unset, timers_set, timers_done, mark)
+        with self._damage("written"):
+            self._db.write(batch)
+        self.mark = mark
+
+    def _batch(
+        self,
+        records: Sequence[tuple[bytes, bytes | None]],
+        timers_unset: Sequence[bytes],
+        timers_set: Collection[bytes],
+        timers_done: bytes,
+        mark: Mark,
+    ) -> WriteBatch:
         batch = WriteBatch(raw_mode=True)
         put, delete, jobs, timers = batch.put, batch.delete, self._jobs_handle, self._timers_handle
         if timers_done > self._done:
@@ -131,15 +146,13 @@ class RocksStore:
                 put(key, value, jobs)
         meta = {"format": FORMAT_VERSION, "identity": self._identity, **mark._asdict()}
         put(_MARK, json.dumps(meta).encode(), self._meta_handle)
-        with self._damage("written"):
-            self._db.write(batch)
-        self.mark = mark
+        return batch
 
     def timers(self, start: bytes, end: bytes, count_max: int) -> list[bytes]:
-        return [key for key, _ in self._scan(self._timers, start, end, count_max, values=False)]
+        return [key for key, _ in self._scan(self._timers, start, end, count_max)]
 
     def records(self, start: bytes, end: bytes, count_max: int) -> list[tuple[bytes, bytes]]:
-        return list(self._scan(self._jobs, start, end, count_max, values=True))
+        return self._scan(self._jobs, start, end, count_max)
 
     def clear(self) -> None:
         self.close()
@@ -154,7 +167,8 @@ class RocksStore:
         for name in ("_jobs", "_timers", "_meta", "_db"):
             database = self.__dict__.pop(name, None)
             if database is not None:
-                database.close()
+                with suppress(Exception):  # after a failed write this flushes in vain, and closes all the same
+                    database.close()
         self.mark = None
         self._done = b""
 
@@ -176,19 +190,22 @@ class RocksStore:
             return
         self.mark = Mark(**meta)
 
-    def _scan(self, family: Any, start: bytes, end: bytes, count_max: int, values: bool) -> Iterator[tuple[bytes, bytes]]:
+    def _scan(self, family: Any, start: bytes, end: bytes, count_max: int) -> list[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
+        found: list[tuple[bytes, bytes]] = []
         with self._damage("read"):
             cursor = family.iter(options)
-            cursor.seek(start)
-            found = 0
-            while found < count_max and cursor.valid():
-                yield cursor.key(), cursor.value() if values else b""
-                cursor.next()
-                found += 1
-            # An iterator ends at damage as it ends at the end; only its status tells.
-            cursor.status()
+            try:
+                cursor.seek(start)
+                while len(found) < count_max and cursor.valid():
+                    found.append((cursor.key(), cursor.value()))
+                    cursor.next()
+                # An iterator ends at damage as it ends at the end; only its status tells.
+                cursor.status()
+            finally:
+                del cursor
+        return found
 
     @contextmanager
     def _damage(self, verb: str) -> Iterator[None]:
