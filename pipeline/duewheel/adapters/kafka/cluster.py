@@ -31,7 +31,8 @@ class KafkaCluster:
     def __init__(self, kafka: KafkaConfig) -> None:
         self._kafka = kafka
         self._complaint = ""
-        settings: dict[str, Any] = {**kafka.common(), "error_cb": self._note}
+        # Asking for a topic must not make it, as it would on many clusters.
+        settings: dict[str, Any] = {"allow.auto.create.topics": False, **kafka.common(), "error_cb": self._note}
         self._admin = AdminClient(settings)
 
     def partition_count(self, topic: str) -> int:
@@ -47,8 +48,10 @@ class KafkaCluster:
         """Names this very topic: two topics of one name, the first deleted, differ.
 
         Raises:
+            TopicMissing: it does not exist.
             BrokerUnavailable: nobody answered.
         """
+        self.partition_count(topic)
         described = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
         return f"{self._answer(described).topic_id}"
 
