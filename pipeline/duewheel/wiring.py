@@ -5,6 +5,7 @@ Adapters are imported where they are used: a program that only schedules jobs mu
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,7 @@ def timer_processor(
             open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
             close_stores=folder.close,
             partition_of=partition_of,
+            sleep=time.sleep,
             broker_timeout_ms=round(broker_timeout_s * 1000),
         )
     except BaseException:

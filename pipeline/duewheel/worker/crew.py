@@ -57,8 +57,9 @@ class Crew:
         done = self._done
         return [done.popleft() for _ in range(min(len(done), runs_max))]
 
-    def has_finished(self) -> bool:
-        return bool(self._done)
+    @property
+    def finished_count(self) -> int:
+        return len(self._done)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until something is finished, or the time is over."""
