@@ -96,6 +96,9 @@ def lateness_command(place: Site, progress: Progress, rate: int, seconds: int, p
     Jobs are due one after another. All are scheduled, and taken in, before the first is due. Measured is the wall clock in the first line
     of the handler, in a worker process, less the due time of the job: the whole chain of processor, Kafka and worker. Also counted: what
     was started before its time, never, or more than once, each of which should be 0.
+
+    Ten seconds at the same rate come first, in which a broker that has just started warms up: they count for what should be 0, and not
+    for the times.
     """
     return lateness.run(place, rate, seconds, partitions, concurrency, progress)
 
