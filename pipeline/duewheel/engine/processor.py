@@ -78,7 +78,6 @@ _REPLAY_RECORDS_MAX: Final = 5_000
 _REPLAY_WAIT_S: Final = 0.02
 _COMMITTED_TIMEOUT_S: Final = 3.0
 _MARK_EVERY_MS: Final = 5_000
-_SWEEP_EVERY_MS: Final = 1_000
 _REPORT_EVERY_MS: Final = 10_000
 _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
@@ -158,7 +157,8 @@ class Processor:
         # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
         self._contact_ms = clock.steady_ms()
         self._is_crowded = False
-        self._begun_ms = self._busy_until_ms = self._marked_ms = self._swept_ms = self._reported_ms = self._leap_logged_ms = 0
+        self._turns = 0
+        self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = 0
 
     def start(self) -> None:
         """Joins the group."""
@@ -531,10 +531,9 @@ class Processor:
         for partition in active:
             partition.extend_horizon(now_ms)
         steady_ms = self._clock.steady_ms()
-        if steady_ms - self._swept_ms >= _SWEEP_EVERY_MS:
-            self._swept_ms = steady_ms
-            for partition in active:
-                partition.sweep(now_ms)
+        if active:
+            self._turns += 1
+            active[self._turns % len(active)].sweep(now_ms, steady_ms)
         if steady_ms - self._marked_ms >= _MARK_EVERY_MS:
             self._marked_ms = steady_ms
             if active:

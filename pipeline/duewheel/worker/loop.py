@@ -137,7 +137,6 @@ class Worker:
         self._reports: list[tuple[str, bytes, bytes | None, int]] = []  # as produce() takes them
         self._starts: list[Run] = []  # claimed, and to be started once that is committed
         self._doubt: _Doubt | None = None
-        self._completed = 0  # runs collected since the window was told
         self._in_flight = 0  # runs claimed and not reported
         self._bytes = 0  # of records polled and runs in flight
         self._turns = 0
@@ -174,8 +173,6 @@ class Worker:
         if crowded:
             self._collect()
         self._claim()
-        self._window.observe(self._completed, self._in_flight, self._polled_ms)
-        self._completed = 0
         self._record()
         if not crowded and self._is_time_to_record():
             self._collect()
@@ -317,6 +314,7 @@ class Worker:
 
     def _collect(self) -> None:
         runs = self._crew.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
+        self._window.observe(len(runs), sum(run.finished_ms - run.started_ms for run in runs))
         for run in runs:
             if run.abandoned:
                 continue
@@ -324,7 +322,6 @@ class Worker:
             self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error)
         if runs:
             self._quiet_turns = 0
-        self._completed += len(runs)
 
     def _finish(self, run: Run) -> None:
         self._in_flight -= 1

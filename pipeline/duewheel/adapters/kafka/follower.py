@@ -17,7 +17,7 @@ import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.settings import QUEUE_FULL_BACKOFF_MS, KafkaConfig
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
 from duewheel.ports import Record
 
@@ -29,7 +29,12 @@ _BACKOFF_MAX_S: Final = 2.0
 _TOPICS_EVERY_S: Final = 3.0  # how soon a topic that was just made is noticed
 
 # Dozens of partitions are followed at once; these keep librdkafka's own buffers near 16 MB.
-_QUEUE: Final = {"enable.partition.eof": True, "queued.min.messages": 10_000, "queued.max.messages.kbytes": 16_384}
+_QUEUE: Final = {
+    "enable.partition.eof": True,
+    "queued.min.messages": 10_000,
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.queue.backoff.ms": QUEUE_FULL_BACKOFF_MS,
+}
 
 Partition = tuple[str, int]
 T = TypeVar("T")

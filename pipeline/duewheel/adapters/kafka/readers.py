@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from duewheel.adapters.kafka.positions import settled
-from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.settings import QUEUE_FULL_BACKOFF_MS, KafkaConfig
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, Record
 
 log = structlog.get_logger(__name__)
@@ -23,15 +23,11 @@ log = structlog.get_logger(__name__)
 # Records that librdkafka may hold for us, a consumer: enough for several batches, little enough that many consumers fit.
 _QUEUED_RECORDS: Final = 20_000
 _QUEUED_KBYTES: Final = 16_384
-
-# How long librdkafka rests when that is reached. Its default of 1,000 ms is longer than what is queued lasts, so that a fast reader
-# would read 20,000 records a second and no more.
-_QUEUE_FULL_BACKOFF_MS: Final = 10
 _QUEUE: Final = {
     "enable.partition.eof": True,
     "queued.min.messages": _QUEUED_RECORDS,
     "queued.max.messages.kbytes": _QUEUED_KBYTES,
-    "fetch.queue.backoff.ms": _QUEUE_FULL_BACKOFF_MS,
+    "fetch.queue.backoff.ms": QUEUE_FULL_BACKOFF_MS,
 }
 _COMPLAIN_EVERY_S: Final = 10.0
 _COMMIT_TIMEOUT_MS: Final = 5_000

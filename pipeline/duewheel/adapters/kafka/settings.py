@@ -32,6 +32,10 @@ TRANSACTION_CALL_TIMEOUT_S: Final = 20.0
 RETRY_BACKOFF_MS: Final = 1
 RETRY_BACKOFF_MAX_MS: Final = 200
 
+# How long librdkafka rests when a reader's queue is full. Its default of 1,000 ms is longer than what is queued lasts, so that a fast
+# reader would read 20,000 records a second and no more.
+QUEUE_FULL_BACKOFF_MS: Final = 10
+
 LINGER_MS: Final = 5
 COMPRESSION: Final = "lz4"
 
