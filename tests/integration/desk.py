@@ -45,18 +45,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class HandClock:
+class HandClock(SystemClock):
     """The machine's clock, whose wall time can be set wrong; the steady time cannot."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
-        self._machine = SystemClock()
 
     def wall_ms(self) -> int:
-        return self._machine.wall_ms() + self.ahead_ms
-
-    def steady_ms(self) -> int:
-        return self._machine.steady_ms()
+        return super().wall_ms() + self.ahead_ms
 
 
 class Raw(NamedTuple):
