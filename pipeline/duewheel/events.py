@@ -55,6 +55,13 @@ EVENTS: Final[Mapping[str, Event]] = {
     "processor.lost": Event("The group gave these timer partitions to others; was this process stalled?", ("partitions",)),
     "processor.release_failed": Event("The last word on leaving a partition failed; the successor will fence us by name.", ("error",)),
     "processor.fencing": Event("A predecessor left without releasing its partitions; its open transactions are ended.", ("name",)),
+    "processor.claim_failed": Event(
+        "These partitions cannot be taken over yet; it is tried again, and the others go on.", ("partitions", "error")
+    ),
+    "processor.log_shorter_than_known": Event(
+        "A topic ends before what was read of it: made anew, or its end is lost. It is read from its beginning; known job ids deduplicate.",
+        ("topic", "partition", "known", "end"),
+    ),
     "processor.replayed": Event("The local store is level with the changelog.", ("partition", "records")),
     "processor.active": Event("A timer partition fires from now on.", ("partition", "token")),
     "processor.batch_aborted": Event("A transaction left nothing; its inputs are read again.", ("error",)),

@@ -212,6 +212,13 @@ class Cluster(Protocol):
             BrokerUnavailable: nobody answered.
         """
 
+    def partition_counts(self) -> dict[str, int]:
+        """How many partitions each topic of the cluster has.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
+
     def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """First offset and next offset of each partition, counting what is not committed yet.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS
+from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS, PARKED_MS
 from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Result, Schedule, State
 from duewheel.core.step import Defined, Step
 from duewheel.core.wheel import timer_key
@@ -248,7 +248,7 @@ def test_a_dispatch_without_an_answer_goes_out_again() -> None:
     world = World()
     world.step(schedule())
     step = Step(world, 0, world.token, world.now_ms)
-    step.overdue("a")
+    step.overdue("a", 1)
     assert [d.token for d in step.dispatches] == [2]
 
 
@@ -261,5 +261,65 @@ def test_large_jobs_fill_a_batch_and_the_rest_keep_their_timers() -> None:
     timers = sorted(step.timers_set)
     due = Step(world, 0, 0, NOW_MS)
     due.fire(timers)
-    assert len(due.dispatches) == BATCH_BYTES_MAX // 1_000_000 + 1
+    assert len(due.dispatches) == BATCH_BYTES_MAX // 1_000_000
     assert due.fired == timers[: len(due.dispatches)]
+
+
+def test_an_answered_dispatch_is_not_overdue() -> None:
+    world = World()
+    world.step(schedule())
+    step = Step(world, 0, world.token, world.now_ms)
+    step.outcome(outcome(1, Result.LOST))
+    step.overdue("a", 1)  # found by a sweep before that outcome was read
+    assert [d.token for d in step.dispatches] == [2]
+
+
+def test_the_late_outcome_of_a_generation_that_was_replaced_and_cancelled_is_stale() -> None:
+    world = World()
+    world.step(schedule())
+    world.step(schedule(due_ms=NOW_MS + 9, on_conflict=OnConflict.REPLACE), cancel())
+    counts = world.step(outcome(1)).counts
+    assert (counts.stale, counts.corrupt) == (1, 0)
+
+
+def test_what_a_foreign_worker_reports_is_cut() -> None:
+    world = World()
+    world.step(schedule())
+    failed = outcome(1, Result.FAILED)
+    failed["error"] = {"type": "t" * 10_000, "message": "m" * 1_000_000, "traceback": "b" * 1_000_000}
+    world.step(failed)
+    state = world.states["a"]
+    assert state is not None
+    assert state["error"] is not None
+    assert len("".join(str(part) for part in state["error"].values())) < 11_000
+
+
+def test_K10_a_job_whose_queue_is_gone_waits_and_runs_when_it_is_back() -> None:
+    world = World()
+    step = Step(world, 0, 0, NOW_MS, has_queue=lambda queue: False)
+    step.schedule(schedule(), b"work", b"command")
+    step.fire([])
+    assert (step.dispatches, step.token) == ([], 0)
+    world.definitions |= step.definitions
+    world.states |= step.states
+    world.timers |= set(step.timers_set)
+    assert world.phase() == Phase.WAITING
+    world.now_ms += PARKED_MS - 1
+    assert world.step().dispatches == []
+    world.now_ms += 1
+    assert [(d.attempt, d.slot_ms) for d in world.step().dispatches] == [(1, NOW_MS)]
+    assert world.step(outcome(1)).counts.succeeded == 1
+
+
+def test_K10_a_job_that_waits_for_its_queue_can_be_cancelled() -> None:
+    world = World()
+    step = Step(world, 0, 0, NOW_MS, has_queue=lambda queue: False)
+    step.schedule(schedule(), b"work", b"command")
+    step.fire([])
+    world.definitions |= step.definitions
+    world.states |= step.states
+    world.timers |= set(step.timers_set)
+    world.step(cancel())
+    world.now_ms += PARKED_MS
+    assert world.step().dispatches == []
+    assert world.phase() == Phase.CANCELLED

@@ -47,6 +47,9 @@ BATCH_RECORDS_MAX: Final = 4_000
 BATCH_BYTES_MAX: Final = 16_000_000
 BATCH_TIMERS_MAX: Final = 4_000
 
+# A job whose queue has no topic any more is looked at again after this.
+PARKED_MS: Final = 5_000
+
 # The near horizon of timers kept in memory: at most a minute, and at most this many a partition. A timer that has its millisecond
 # for itself takes about 400 bytes, so 16 partitions hold at most 320 MB, and usually far less.
 HORIZON_MS: Final = MINUTE_MS

@@ -20,14 +20,20 @@ The step applies all inputs before it fires anything: a cancel in the same batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from duewheel.core.lifecycle import TERMINAL, TRANSITIONS, Event
-from duewheel.core.limits import BATCH_BYTES_MAX
-from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Schedule, State
-from duewheel.core.wheel import due_of, job_of, timer_key
+from duewheel.core.limits import (
+    BATCH_BYTES_MAX,
+    ERROR_MESSAGE_CHARS_MAX,
+    ERROR_TRACEBACK_CHARS_MAX,
+    ERROR_TYPE_CHARS_MAX,
+    PARKED_MS,
+)
+from duewheel.core.model import Cancel, Failure, OnConflict, Outcome, Phase, Schedule, State
+from duewheel.core.wheel import job_of, timer_key
 
 
 class Defined(NamedTuple):
@@ -78,6 +84,7 @@ class Counts:
     stale: int = 0
     corrupt: int = 0
     forgotten: int = 0
+    parked: int = 0
     late_ms_max: int = 0
 
     def add(self, other: Counts) -> None:
@@ -97,6 +104,7 @@ class Step:
         partition: the timer partition's number.
         token: the highest fencing token handed out so far; rises with each dispatch.
         now_ms: the one time of this step.
+        has_queue: whether somebody could run what is sent to a queue of this name. A job whose queue is gone waits, and is looked at again.
         catching_up: the logs have not been read up to where they ended at takeover, so cancels may lie ahead and nothing fires. Only a
             job that was due when it was made is dispatched at once: any cancel of it came too late already.
         definitions: new definitions by job id; None forgets the job.
@@ -104,6 +112,7 @@ class Step:
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
         fired: timer keys that had their moment; what lies behind the earliest timer is removed from disk by range.
         dispatches: attempts to hand out, in order of their tokens.
+        size_bytes: of the commands and the work in all of this, which is what may be large.
     """
 
     view: View
@@ -111,6 +120,8 @@ class Step:
     token: int
     now_ms: int
     catching_up: bool = False
+    has_queue: Callable[[str], bool] = field(default=lambda queue: True)
+    size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
     timers_set: dict[bytes, None] = field(default_factory=dict)
@@ -142,6 +153,7 @@ class Step:
             self._due.pop(job_id, None)
             self.counts.replaced += 1
         due_ms = record["due_ms"]
+        self.size_bytes += len(command)
         self.definitions[job_id] = Defined(generation, due_ms, record["queue"], record["retention_ms"], work, command)
         self.counts.scheduled += 1
         if due_ms <= self.now_ms and (not self.catching_up or due_ms <= record["created_ms"]):
@@ -196,13 +208,14 @@ class Step:
         moved = state.copy()
         moved["phase"] = after
         moved["changed_ms"] = self.now_ms
-        moved["error"] = record["error"]
+        error = record["error"]
+        moved["error"] = None if error is None else _cut(error)
         self.states[job_id] = moved
 
-    def overdue(self, job_id: str) -> None:
-        """Dispatches a job again whose dispatch got no outcome before its record may be deleted."""
+    def overdue(self, job_id: str, token: int) -> None:
+        """Dispatches a job again whose dispatch, the one with `token`, got no outcome before its record may be deleted."""
         state = self._state(job_id)
-        if state is None:
+        if state is None or state["token"] != token:
             return
         after = TRANSITIONS.get((state["phase"], Event.OVERDUE))
         if after == Phase.DISPATCHED:
@@ -222,31 +235,34 @@ class Step:
 
     # --- firing ---
 
-    def fire(self, timers: Iterable[bytes]) -> None:
+    def fire(self, timers: Iterable[bytes], size_bytes_max: int = BATCH_BYTES_MAX) -> None:
         """Dispatches what is due: jobs of this batch, and those whose timers the wheel gave. Call it once, last.
 
-        Large jobs fill the batch before there are many; the rest keep their timers, for the next step.
+        Once the step has `size_bytes_max`, the other timers are left for the next one.
         """
         for job_id in self._due:
             known = self.definitions[job_id]
             if known is not None:
                 self._dispatch(job_id, known, attempt=1, crashes=0)
-        room_bytes = BATCH_BYTES_MAX
         for key in timers:
-            if room_bytes < 0:
+            if self.size_bytes >= size_bytes_max:
                 break
             self.fired.append(key)
             job_id = job_of(key)
             known = self._defined(job_id)
-            if known is None or known.due_ms != due_of(key) or known.due_ms > self.now_ms:
+            if known is None or known.due_ms > self.now_ms:
                 continue
-            if self._current(job_id, known)["phase"] == Phase.WAITING:
-                self._dispatch(job_id, known, attempt=1, crashes=0)
-                room_bytes -= len(known.work)
+            state = self._current(job_id, known)
+            if state["phase"] == Phase.WAITING:
+                self._dispatch(job_id, known, state["attempt"] + 1, state["crashes"])
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
-        self.token += 1
         generation, due_ms = known.generation, known.due_ms
+        if not self.has_queue(known.queue):
+            self._park(job_id, known, attempt - 1, crashes)
+            return
+        self.token += 1
+        self.size_bytes += len(known.work)
         self.dispatches.append(Dispatching(known.queue, self.token, job_id, generation, due_ms, attempt, known.work))
         self.states[job_id] = {
             "generation": generation,
@@ -262,6 +278,16 @@ class Step:
         counts.dispatched += 1
         if attempt == 1 and self.now_ms - due_ms > counts.late_ms_max:
             counts.late_ms_max = self.now_ms - due_ms
+
+    def _park(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
+        """Lets a job wait whose queue is gone, until the queue is made again or the job is cancelled."""
+        parked = self._current(job_id, known).copy()
+        parked["phase"] = Phase.WAITING
+        parked["attempt"], parked["crashes"] = attempt, crashes
+        parked["changed_ms"] = self.now_ms
+        self.states[job_id] = parked
+        self.timers_set[timer_key(self.now_ms + PARKED_MS, job_id)] = None
+        self.counts.parked += 1
 
     def _again(self, job_id: str, state: State, crashed: bool) -> None:
         """Hands out another dispatch of the same run; a crash uses up an attempt, an orderly return does not."""
@@ -295,7 +321,8 @@ class Step:
             "phase": Phase.WAITING,
             "attempt": 0,
             "crashes": 0,
-            "token": 0,
+            # Of an older generation's dispatch, which may still report: late then, and not from the future.
+            "token": 0 if state is None else state["token"],
             "slot_ms": known.due_ms,
             "changed_ms": self.now_ms,
             "error": None,
@@ -311,3 +338,12 @@ class Step:
         key = timer_key(due_ms, job_id)
         self.timers_set.pop(key, None)
         self.timers_unset.append(key)
+
+
+def _cut(error: Failure) -> Failure:
+    """A worker cuts what it reports; who else writes outcomes may not."""
+    return {
+        "type": error["type"][:ERROR_TYPE_CHARS_MAX],
+        "message": error["message"][:ERROR_MESSAGE_CHARS_MAX],
+        "traceback": error["traceback"][:ERROR_TRACEBACK_CHARS_MAX],
+    }

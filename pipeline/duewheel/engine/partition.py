@@ -10,7 +10,7 @@ A partition passes through four stages after it was assigned; each ends by offse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -59,9 +59,9 @@ class Stage(IntEnum):
 
 
 class Inputs(NamedTuple):
-    """One input of a partition as it was found at takeover: where to start if nothing else is known, and where its log ended."""
+    """One input of a partition as it was found at takeover: where its log began and ended."""
 
-    start: int
+    low: int
     end: int
 
 
@@ -141,7 +141,7 @@ class Partition:
     def begin_inputs(self, intake: Inputs, outcomes: Inputs) -> None:
         """Notes where the inputs stood at takeover."""
         self._intake, self._outcomes = intake, outcomes
-        self.intake_offset, self.outcomes_offset = intake.start, outcomes.start
+        self.intake_offset, self.outcomes_offset = intake.low, outcomes.low
 
     def replay(self, records: Sequence[Record], reached: int, now_ms: int) -> bool:
         """Folds changelog records into the store. True when the changelog was seen up to its end at takeover."""
@@ -177,9 +177,20 @@ class Partition:
     def end_replay(self) -> None:
         """Learns from the changelog where to read on. The changelog is the truth: a group rewound by hand repeats nothing."""
         self.token, intake_offset, outcomes_offset = self._read_progress()
-        self.intake_offset = max(intake_offset, self._intake.start)
-        self.outcomes_offset = max(outcomes_offset, self._outcomes.start)
+        known = self._store.get(PROGRESS) is not None
+        self.intake_offset = self._position("intake", self._intake, intake_offset if known else None)
+        self.outcomes_offset = self._position("outcomes", self._outcomes, outcomes_offset if known else None)
         self._wheel = Wheel()
+
+    def _position(self, topic: str, inputs: Inputs, progress: int | None) -> int:
+        """Where to read on in an input."""
+        if progress is None:
+            return inputs.low  # whatever the group has committed, of these records nothing is known
+        if progress > inputs.end:
+            # A topic of that name that was made anew, or lost its end: what lies in it now was never read. Known ids deduplicate.
+            log.error("processor.log_shorter_than_known", topic=topic, partition=self.number, known=progress, end=inputs.end)
+            return inputs.low
+        return max(progress, inputs.low)
 
     def has_caught_up(self, intake_reached: int, outcomes_reached: int) -> bool:
         """Whether both inputs were taken in up to where their logs ended at takeover."""
@@ -195,9 +206,9 @@ class Partition:
 
     # --- steps ---
 
-    def step(self, now_ms: int) -> Step:
+    def step(self, now_ms: int, has_queue: Callable[[str], bool]) -> Step:
         """A fresh overlay over what is committed."""
-        return Step(self, self.number, self.token, now_ms, catching_up=self.stage < Stage.ACTIVE)
+        return Step(self, self.number, self.token, now_ms, self.stage < Stage.ACTIVE, has_queue)
 
     def changes(self, step: Step, intake_offset: int, outcomes_offset: int) -> list[tuple[bytes, bytes | None]]:
         """The changelog records of a step, the progress last."""
@@ -282,7 +293,7 @@ class Partition:
             if state["phase"] in TERMINAL:
                 step.forget(job_id)
             elif state["phase"] != Phase.WAITING:
-                step.overdue(job_id)
+                step.overdue(job_id, state["token"])
         self._swept = []
 
     def mark(self, changelog_offset: int, now_ms: int) -> None:

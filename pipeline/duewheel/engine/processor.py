@@ -29,10 +29,9 @@ from duewheel.core.errors import (
     BrokerUnavailable,
     RegistryUnavailable,
     StoreDamaged,
-    TopicMissing,
     UndecodableRecord,
 )
-from duewheel.core.limits import BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS
+from duewheel.core.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS, RECORD_BYTES_MAX
 from duewheel.core.ownership import RELEASED, owned_by, owner_of
 from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
@@ -77,11 +76,13 @@ _CROWD: Final = 500
 _REPLAY_RECORDS_MAX: Final = 5_000
 _REPLAY_WAIT_S: Final = 0.02
 _COMMITTED_TIMEOUT_S: Final = 3.0
+_CLAIM_BACKOFF_MS: Final = 200
+_CLAIM_BACKOFF_MAX_MS: Final = 10_000
+_REGISTRY_PAUSE_MS: Final = 2_000
 _MARK_EVERY_MS: Final = 5_000
 _REPORT_EVERY_MS: Final = 10_000
 _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
-_QUEUES_MISSING_MAX: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -95,6 +96,8 @@ class _Batch:
     forwarded: list[tuple[Record, int, Headers]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     changes: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    intake_left: bool = False
+    outcomes_left: bool = False
 
     def is_empty(self) -> bool:
         """Whether nothing was read, fired or tidied up."""
@@ -146,7 +149,10 @@ class Processor:
         self._timekeeper = Timekeeper(clock.wall_ms(), clock.steady_ms())
         self._partitions: dict[int, Partition] = {}
         self._queues: dict[str, int] = {}
-        self._queues_missing: dict[str, int] = {}
+        self._queues_asked_ms: int | None = None
+        self._records_max = BATCH_RECORDS_MAX
+        self._claim_again_ms = self._claim_backoff_ms = 0
+        self._intake_paused_until_ms: int | None = None
         count = _same_partition_count(cluster, topology)
         self._commands = CommandReader(codec, partition_of, count)
         self._pending: tuple[PendingCommit, Sequence[_Batch]] | None = None
@@ -173,21 +179,24 @@ class Processor:
         """
         self._linger()
         handed_out = self._handed_out()
-        outcomes = self._outcomes.poll(0, BATCH_RECORDS_MAX)
-        records = self._intake.poll(0 if outcomes else self._wait_s(), BATCH_RECORDS_MAX)
+        outcomes = self._outcomes.poll(0, self._records_max)
+        records = self._intake.poll(0 if outcomes else self._wait_s(), self._records_max)
         commands = self._read(records)
         now_ms = self._now_ms()
         try:
             self._settle()
+            self._resume_intake()
             self._finish_catching_up(handed_out)
             self._restore(now_ms)
             self._keep_house(now_ms)
             moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
+            self._doubt_batch()
             self._read_again()
         except TransactionUnknown as error:
             log.warning("processor.batch_unknown", error=str(error))
+            self._doubt_batch()
             self._claim_again(self._partitions.values())
         except StoreDamaged as error:
             log.error("processor.store_damaged", error=str(error))
@@ -195,11 +204,21 @@ class Processor:
         except (BrokerUnavailable, CommitRefused) as error:
             log.warning("processor.cluster_unavailable", error=str(error))
             self._read_again()
-            if self._clock.steady_ms() - self._contact_ms > self._broker_timeout_ms:
-                raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
+            self._check_contact(error)
         else:
             return moved
         return False
+
+    def _check_contact(self, error: Exception) -> None:
+        if self._clock.steady_ms() - self._contact_ms > self._broker_timeout_ms:
+            raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
+
+    def _doubt_batch(self) -> None:
+        """After a failed transaction: what was in it, or where it went, may be the reason. So take less, and ask again what queues there
+        are; each success takes twice as much again.
+        """
+        self._records_max = max(1, self._records_max // 2)
+        self._queues, self._queues_asked_ms = {}, None
 
     @property
     def stages(self) -> dict[int, Stage]:
@@ -273,11 +292,19 @@ class Processor:
             return self._commands.read(records)
         except RegistryUnavailable as error:
             log.warning("processor.registry_unavailable", error=str(error))
-            self._settle_early()
-            for number, partition in self._partitions.items():
-                if partition.stage >= Stage.CATCHING_UP:
-                    self._intake.read_from(number, partition.intake_offset)
+            for number in self._partitions:
+                self._intake.pause(number)
+            self._intake_paused_until_ms = self._clock.steady_ms() + _REGISTRY_PAUSE_MS
             return []
+
+    def _resume_intake(self) -> None:
+        """Reads commands again, some time after the schema registry was away. Nothing is under way: the last transaction was settled."""
+        if self._intake_paused_until_ms is None or self._clock.steady_ms() < self._intake_paused_until_ms:
+            return
+        self._intake_paused_until_ms = None
+        for number, partition in self._partitions.items():
+            if partition.stage >= Stage.CATCHING_UP:
+                self._intake.read_from(number, partition.intake_offset)
 
     def _settle(self) -> None:
         """Waits for the last transaction, and takes over what it committed."""
@@ -288,6 +315,7 @@ class Processor:
             return
         (commit, batches), self._pending = self._pending, None
         commit.settle()
+        self._records_max = min(BATCH_RECORDS_MAX, 2 * self._records_max)
         for batch in batches:
             self._counts.add(batch.step.counts)
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
@@ -309,26 +337,43 @@ class Processor:
             self._is_crowded = len(outcomes) + len(commands) + sum(len(b.step.fired) for b in batches.values()) >= _CROWD
             self._begun_ms = self._clock.steady_ms()
             self._commit(list(batches.values()), now_ms)
+            self._put_back(batches.values())
         return bool(batches)
+
+    @property
+    def _share_bytes(self) -> int:
+        """What one partition may put into a transaction, beyond which it takes no more inputs: a share, and room for the largest job."""
+        return max(RECORD_BYTES_MAX, BATCH_BYTES_MAX // max(1, len(self._partitions)))
+
+    def _put_back(self, batches: Iterable[_Batch]) -> None:
+        """Reads inputs once more that were too large for this transaction."""
+        for batch in batches:
+            if batch.outcomes_left:
+                self._outcomes.assign(batch.partition.number, batch.outcomes_offset)
+            if batch.intake_left:
+                self._intake.read_from(batch.partition.number, batch.intake_offset)
 
     def _batch(self, number: int, batches: dict[int, _Batch], now_ms: int) -> _Batch | None:
         """The batch of a partition that may be worked on; None for one that is not ours, or not yet."""
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms), partition.intake_offset, partition.outcomes_offset)
+        batch = _Batch(partition, partition.step(now_ms, self._has_queue), partition.intake_offset, partition.outcomes_offset)
         batches[number] = batch
         return batch
 
     def _take_outcomes(self, records: Sequence[Record], batches: dict[int, _Batch], now_ms: int) -> None:
         if records:
             self._busy_until_ms = self._clock.steady_ms() + _BUSY_MS
-        decode = self._codec.decode_outcome
+        decode, share_bytes = self._codec.decode_outcome, self._share_bytes
         for record in records:
             number = record.partition()
             batch = batches.get(number) or self._batch(number, batches, now_ms)
             offset = record.offset()
             if batch is None or offset < batch.outcomes_offset:
+                continue
+            if batch.step.size_bytes >= share_bytes:
+                batch.outcomes_left = True
                 continue
             batch.outcomes_offset = offset + 1
             try:
@@ -337,14 +382,18 @@ class Processor:
                 batch.refused.append(refuse(record, error))
 
     def _take_commands(self, commands: Sequence[Command], batches: dict[int, _Batch], now_ms: int) -> None:
+        share_bytes, queues = self._share_bytes, self._queues
         for kind, number, offset, record, what, work, value in commands:
             batch = batches.get(number) or self._batch(number, batches, now_ms)
             if batch is None or offset < batch.intake_offset:
                 continue
+            if batch.step.size_bytes >= share_bytes:
+                batch.intake_left = True
+                continue
             batch.intake_offset = offset + 1
             if kind is Kind.SCHEDULE:
                 queue = what["queue"]
-                if queue in self._queues or self._queue_partitions(queue):
+                if queue in queues or self._has_queue(queue):
                     batch.step.schedule(what, work, value)
                 else:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
@@ -365,7 +414,7 @@ class Processor:
                 batch = self._batch(partition.number, batches, now_ms)
             if batch is not None:
                 partition.tidy(batch.step)
-                batch.step.fire(due)
+                batch.step.fire(due, self._share_bytes)
                 if batch.is_empty():
                     del batches[partition.number]  # what was swept may stay; a transaction just to say so would be one a second
         for batch in batches.values():
@@ -407,8 +456,16 @@ class Processor:
     def _restore(self, now_ms: int) -> None:
         claiming = [p for p in self._partitions.values() if p.stage == Stage.CLAIMING]
         replaying = [p for p in self._partitions.values() if p.stage == Stage.REPLAYING]
-        if claiming and self._output.recover():
-            self._claim(claiming, now_ms)
+        if claiming and self._clock.steady_ms() >= self._claim_again_ms and self._output.recover():
+            try:
+                self._claim(claiming, now_ms)
+                self._claim_backoff_ms = 0
+            except (BrokerUnavailable, CommitRefused) as error:
+                # Whatever keeps us from these partitions must not keep us from the others.
+                log.warning("processor.claim_failed", partitions=[p.number for p in claiming], error=str(error))
+                self._claim_backoff_ms = min(_CLAIM_BACKOFF_MAX_MS, 2 * self._claim_backoff_ms or _CLAIM_BACKOFF_MS)
+                self._claim_again_ms = self._clock.steady_ms() + self._claim_backoff_ms
+                self._check_contact(error)
         if replaying:
             self._replay(replaying, now_ms)
 
@@ -438,7 +495,8 @@ class Processor:
         for partition in partitions:
             n = partition.number
             self._changelog.assign(n, partition.begin_replay(*changelog[n], committed[n].offset, now_ms))
-            partition.begin_inputs(Inputs(starts[n], intake[n][1]), Inputs(outcomes[n][0], outcomes[n][1]))
+            partition.begin_inputs(Inputs(*intake[n]), Inputs(*outcomes[n]))
+            partition.intake_offset = starts[n]  # what a release says, should it come before the changelog was replayed
             partition.stage = Stage.REPLAYING
 
     def _replay(self, partitions: Sequence[Partition], now_ms: int) -> None:
@@ -559,22 +617,26 @@ class Processor:
         for partition in level:
             partition.mark(ends[partition.number][1], now_ms)
 
+    def _has_queue(self, queue: str) -> bool:
+        return queue in self._queues or self._queue_partitions(queue) > 0
+
     def _queue_partitions(self, queue: str) -> int:
-        """How many partitions the queue's dispatch topic has; 0 where there is none."""
+        """How many partitions the queue's dispatch topic has; 0 where there is none.
+
+        Raises:
+            BrokerUnavailable: nobody answered.
+        """
         count = self._queues.get(queue)
         if count is not None:
             return count
+        # All at once and once a second at most, so that a thousand commands for queues that do not exist cost one question.
         steady_ms = self._clock.steady_ms()
-        if self._queues_missing.get(queue, 0) > steady_ms:
-            return 0
-        try:
-            count = self._queues[queue] = self._cluster.partition_count(self._topology.dispatch(queue))
-        except TopicMissing:
-            if len(self._queues_missing) >= _QUEUES_MISSING_MAX:
-                self._queues_missing.clear()
-            self._queues_missing[queue] = steady_ms + _UNKNOWN_QUEUE_MS
-            return 0
-        return count
+        if self._queues_asked_ms is None or steady_ms - self._queues_asked_ms >= _UNKNOWN_QUEUE_MS:
+            prefix = self._topology.dispatch("")
+            counts = self._cluster.partition_counts()
+            self._queues = {topic.removeprefix(prefix): count for topic, count in counts.items() if topic.startswith(prefix)}
+            self._queues_asked_ms = steady_ms
+        return self._queues.get(queue, 0)
 
 
 def _same_partition_count(cluster: Cluster, topology: Topology) -> int:

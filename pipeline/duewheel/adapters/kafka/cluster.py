@@ -44,6 +44,13 @@ class KafkaCluster:
             raise TopicMissing(f"topic {topic} does not exist at {self._kafka.bootstrap_servers}; make it with: duewheel topics apply")
         return len(found.partitions)
 
+    def partition_counts(self) -> dict[str, int]:
+        try:
+            topics = self._admin.list_topics(timeout=_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return {name: len(found.partitions) for name, found in topics.items() if found.partitions}
+
     def identity(self, topic: str) -> str:
         """Names this very topic: two topics of one name, the first deleted, differ.
 
