@@ -125,7 +125,7 @@ class Reader:
     def poll(self, timeout_s: float, count_max: int) -> list[Any]:
         while self.events:
             self.events.pop(0)()
-        records = []
+        records: list[Any] = []
         for partition, offset in self._positions.items():
             log = self._world.log(self._topic, partition)
             for at in range(offset, min(len(log), offset + count_max - len(records))):
