@@ -130,6 +130,7 @@ class Step:
     dispatches: list[Dispatching] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
+    _queues: set[str] = field(default_factory=set)
 
     # --- inputs ---
 
@@ -258,7 +259,7 @@ class Step:
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
         generation, due_ms = known.generation, known.due_ms
-        if not self.has_queue(known.queue):
+        if known.queue not in self._queues and not self._found(known.queue):
             self._park(job_id, known, attempt - 1, crashes)
             return
         self.token += 1
@@ -278,6 +279,13 @@ class Step:
         counts.dispatched += 1
         if attempt == 1 and self.now_ms - due_ms > counts.late_ms_max:
             counts.late_ms_max = self.now_ms - due_ms
+
+    def _found(self, queue: str) -> bool:
+        """Whether the queue exists; asked once a step."""
+        if self.has_queue(queue):
+            self._queues.add(queue)
+            return True
+        return False
 
     def _park(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
         """Lets a job wait whose queue is gone, until the queue is made again or the job is cancelled."""
