@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Message, TopicPartition
 
-from duewheel.bench import process
+from duewheel.bench import floor, process
 from duewheel.bench.floor import Samples, batches
 from duewheel.bench.lateness import due_ms, percentile
 from duewheel.bench.report import Report, rounded
+from duewheel.core.topology import Topology
 
 
 def test_a_report_becomes_one_json_object() -> None:
@@ -57,6 +60,50 @@ def test_the_floor_writes_each_job_once_in_batches_of_the_processor() -> None:
     found = batches(samples, count=10, batch=4)
     assert [[len(records) for records in batch] for batch in found] == [[4, 4, 4], [4, 4, 4], [2, 2, 2]]
     assert {value for batch in found for value, _ in batch.definitions} == {b"d"}
+
+
+class Kafka:
+    """Stands for the floor's consumer and for one of its producers at once; notes in which order it is called."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.committed = 0
+        self.calls: list[str] = []
+        self.reading = threading.Event()
+
+    def consume(self, count: int, _timeout_s: float) -> list[Message]:
+        self.read += count
+        self.reading.set()
+        return [Message(offset=offset) for offset in range(self.read - count, self.read)]
+
+    def consumer_group_metadata(self) -> object:
+        return object()
+
+    def begin_transaction(self) -> None:
+        self.calls.append("begin")
+        self.reading.clear()
+
+    def produce(self, topic: str, _value: bytes, _key: bytes, _partition: int) -> None:
+        self.calls.append(topic)
+
+    def send_offsets_to_transaction(self, positions: list[TopicPartition], _member: object, _timeout_s: float) -> None:
+        # The last batch has nothing to be read after it.
+        assert self.read == TOTAL or self.reading.wait(10), "the next batch is not read while this one is being committed"
+        self.committed = positions[0].offset
+
+    def commit_transaction(self, _timeout_s: float) -> None:
+        self.calls.append(f"commit {self.committed}")
+
+
+TOTAL = 5
+
+
+def test_the_floor_reads_on_while_it_commits_and_begins_after_the_commit() -> None:
+    kafka, other = Kafka(), Topology("other")
+    samples = Samples([(b"d", b"k")], [(b"s", b"k")], [(b"x", b"k")])
+    assert floor.write(kafka, [kafka, kafka], Topology("one"), other, batches(samples, TOTAL, 2)) == 3  # type: ignore[arg-type, list-item]
+    written = [[other.state] * 2 * size + [other.dispatch("default")] * size for size in (2, 2, 1)]
+    assert kafka.calls == ["begin", *written[0], "commit 2", "begin", *written[1], "commit 4", "begin", *written[2], "commit 5"]
 
 
 def test_a_process_is_measured_by_what_the_kernel_says() -> None:

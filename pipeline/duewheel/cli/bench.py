@@ -79,7 +79,8 @@ def path_command(place: Site, progress: Progress, jobs: int, rounds: int, payloa
 
     Jobs that are due at once lie in intake; one processor reads, checks, defines, stores and dispatches them. In turn with it a bare
     confluent-kafka loop, the floor, reads the same records and writes records of the same bytes in transactions of the same size, decoding
-    and storing nothing. The ratio of the two is what is worth knowing: it does not depend on the machine as the rates do.
+    and storing nothing; like the processor it reads on while a transaction is being committed. The ratio of the two is what is worth
+    knowing: it does not depend on the machine as the rates do.
     """
     return path.run(place, jobs, rounds, payload_bytes, progress)
 
