@@ -199,7 +199,7 @@ def test_a_broker_that_stops_answering_leaves_the_outcome_unknown_and_the_same_i
             message = str(caught.value)
             assert f"job during was not acknowledged by {cluster.bootstrap_servers} within 2 s" in message
             assert "unknown" in message
-            assert "same job_id is safe" in message
+            assert "same job_id is safe, but where it replaces (on_conflict), the job may then run once more" in message
 
             failures: list[JobFailed] = []
             taken = iter(range(10_000_000))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -11,6 +11,8 @@ from duewheel.adapters.avro import codec
 from duewheel.client import Client, Job, JobFailed, JobHandle, Scheduled
 from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure, Reason, RejectedJob, TopicMissing
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
+from duewheel.core.model import State
+from duewheel.core.step import Defined, Step
 from duewheel.ports import Receipt
 
 NOW_MS = 1_900_000_000_000
@@ -50,8 +52,11 @@ class Log:
 
 
 class Clock:
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
     def wall_ms(self) -> int:
-        return NOW_MS
+        return self.now_ms
 
     def steady_ms(self) -> int:
         return 0
@@ -63,8 +68,13 @@ def log() -> Log:
 
 
 @pytest.fixture
-def client(log: Log) -> Client:
-    return Client(log, Clock(), codec.encode_schedule, codec.encode_cancel, lambda now_ms: f"made-{now_ms}")
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def client(log: Log, clock: Clock) -> Client:
+    return Client(log, clock, codec.encode_schedule, codec.encode_cancel, lambda now_ms: f"made-{now_ms}")
 
 
 def test_schedule_sends_the_command_under_its_id_and_says_where_it_lies(client: Client, log: Log) -> None:
@@ -74,6 +84,40 @@ def test_schedule_sends_the_command_under_its_id_and_says_where_it_lies(client: 
     kind, command = codec.decode_command(value)[:2]
     assert (key, kind, command["job_id"]) == (b"welcome", "schedule", "welcome")
     assert handle == eval(repr(handle))
+
+
+class Partition:
+    """What was committed of a partition."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Defined | None] = {}
+        self.states: dict[str, State | None] = {}
+
+    def defined(self, job_id: str) -> Defined | None:
+        return self.definitions.get(job_id)
+
+    def state(self, job_id: str) -> State | None:
+        return self.states.get(job_id)
+
+
+@pytest.mark.parametrize("on_conflict, runs", [("ignore", 1), ("replace", 2)])
+def test_a_call_repeated_after_an_unknown_outcome_runs_the_job_again_only_if_it_replaces(
+    client: Client, log: Log, clock: Clock, on_conflict: Literal["ignore", "replace"], runs: int
+) -> None:
+    for _ in range(2):
+        client.schedule("t", at=NOW_MS, job_id="j", on_conflict=on_conflict)
+        clock.now_ms += 30_000
+    partition, dispatches = Partition(), 0
+    for _, value in log.records:
+        decoded = codec.decode_command(value)
+        assert decoded[0] == "schedule"
+        step = Step(partition, 0, dispatches, clock.now_ms)
+        step.schedule(decoded[1], decoded[2], value)
+        step.fire([])
+        partition.definitions |= step.definitions
+        partition.states |= step.states
+        dispatches += len(step.dispatches)
+    assert dispatches == runs
 
 
 def test_an_id_is_made_where_none_is_given(client: Client, log: Log) -> None:

@@ -87,7 +87,8 @@ def schedule(
       duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
       duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
 
-    Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it.
+    Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it. Only with
+    --on-conflict replace the second may define the job, and run it, once more.
     """
     from duewheel.wiring import producing_client
 

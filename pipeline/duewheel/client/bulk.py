@@ -24,7 +24,8 @@ class JobFailed(NamedTuple):
 
     Attributes:
         position: its place among the jobs given, from 0.
-        job: as given; where the outcome is unknown, with the id that was made for it, so that scheduling it again is safe.
+        job: as given; where the outcome is unknown, with the id that was made for it, so that scheduling it again is safe (unless it
+            is to replace: see `Client.schedule`).
         error: RejectedJob: it was not sent. BrokerUnavailable: the outcome is unknown. Others: it is not stored.
     """
 

@@ -8,7 +8,8 @@ process may die after any call without losing what it was told is scheduled.
         client.cancel("welcome-ada")
 
 Where an acknowledgement fails to arrive (`BrokerUnavailable`), nobody can know whether the command was stored. That is why jobs have
-ids: the same call again, with the same `job_id`, schedules the job once.
+ids: the same call again, with the same `job_id`, schedules the job once. Not so with `on_conflict="replace"`: the second call is a
+command of its own, made later, which replaces the first if that was stored, and a job that has run by then runs again.
 
 One call waits one round trip, about 1 ms on one broker. For many jobs there is `schedule_many`, which keeps as many under way as fit in
 a bounded buffer: over 100,000 jobs/s.
@@ -87,7 +88,8 @@ class Client:
 
         Raises:
             RejectedJob: the job breaks a rule; nothing was sent.
-            BrokerUnavailable: nobody acknowledged it in time. It may be scheduled or not; the same call with the same `job_id` is safe.
+            BrokerUnavailable: nobody acknowledged it in time. It may be scheduled or not. With `on_conflict="ignore"` the same call
+                with the same `job_id` is safe; with "replace" it may define the job, and run it, once more.
             TopicMissing, EnvironmentFailure: it could not be stored.
         """
         job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention)

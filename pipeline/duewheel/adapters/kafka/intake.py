@@ -14,7 +14,8 @@ a loop that encodes as it goes sends requests of a few records each, at half the
 
 What a failure means is the important part. Once a record has been handed over, an error or a timeout says nothing of whether a broker
 stored it: the acknowledgement may be what got lost. That is said to the caller (`BrokerUnavailable`), whose remedy is to send the
-same job id again. An error before the hand-over, or a refusal by the broker, means that the record is not stored.
+same job id again, which is safe unless it replaces. An error before the hand-over, or a refusal by the broker, means that the record
+is not stored.
 """
 
 from __future__ import annotations
@@ -225,7 +226,8 @@ class KafkaIntake:
             )
         return BrokerUnavailable(
             f"{what} was not acknowledged by {self._address} within {self._timeout_s:g} s ({error.str()}). "
-            "Whether it is stored is unknown; doing the same again with the same job_id is safe"
+            "Whether it is stored is unknown. Doing the same again with the same job_id is safe, "
+            "but where it replaces (on_conflict), the job may then run once more"
         )
 
 
