@@ -170,6 +170,26 @@ def test_nothing_listening_is_said_with_address_and_time() -> None:
     assert [line["event"] for line in lines] == ["intake.waiting"]
 
 
+def test_threads_that_wait_for_a_broker_each_wait_their_own_time() -> None:
+    waited_s: list[float] = []
+
+    def work(client: Client) -> None:
+        start = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=r"within 1\.5 s .*nothing was sent"):
+            client.schedule("t")
+        waited_s.append(time.monotonic() - start)
+
+    with duewheel.connect(NOWHERE, timeout_s=1.5) as client:
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(waited_s) == 4
+    assert min(waited_s) > 1.4
+    assert max(waited_s) < 3  # one after another it would be six
+
+
 @pytest.mark.parametrize(
     "options, timeout_s, named",
     [({"no.such.setting": "1"}, 30, "no.such.setting"), ({"acks": "1"}, 30, "acks"), ({}, 0, "timeout_s=0"), ({}, -1, "timeout_s=-1")],

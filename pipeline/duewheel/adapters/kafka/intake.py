@@ -157,18 +157,26 @@ class KafkaIntake:
             channel.flush(self._timeout_s + REPORT_GRACE_S)
 
     def _connect(self) -> None:
-        """Returns once the topic is known to exist. A missing topic would else be noticed only after librdkafka's patience."""
-        with self._connecting:
+        """Returns once the topic is known to exist. A missing topic would else be noticed only after librdkafka's patience.
+
+        One thread looks, and the others wait for it, each for no longer than its own time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        if not self._connecting.acquire(timeout=self._timeout_s):
+            raise self._unanswered(self._single.complaint(self._single.producer()) or "another thread still waits for it")
+        try:
             if self._closed:
                 raise CallerError("this client is closed; make another")
             if not self._ready:
-                self._find_topic(self._single.producer())
+                self._find_topic(self._single.producer(), deadline)
                 self._ready = True
+        finally:
+            self._connecting.release()
 
-    def _find_topic(self, producer: Producer) -> None:
+    def _find_topic(self, producer: Producer, deadline: float) -> None:
         start = time.monotonic()
         while True:
-            left_s = start + self._timeout_s - time.monotonic()
+            left_s = deadline - time.monotonic()
             try:
                 error = producer.list_topics(self._topic, max(0.01, min(SLICE_S, left_s))).topics[self._topic].error
             except KafkaException as unanswered:
@@ -176,14 +184,15 @@ class KafkaIntake:
                 if left_s > SLICE_S:
                     self._say_waiting(why)
                     continue
-                raise BrokerUnavailable(
-                    f"no broker answered at {self._address} within {self._timeout_s:g} s ({why}); nothing was sent"
-                ) from unanswered
+                raise self._unanswered(why) from unanswered
             if error is None:
                 return
             if time.monotonic() - start > PROPAGATION_S:
                 raise self._failure(self._single, producer, error)
             time.sleep(0.05)
+
+    def _unanswered(self, why: str) -> BrokerUnavailable:
+        return BrokerUnavailable(f"no broker answered at {self._address} within {self._timeout_s:g} s ({why}); nothing was sent")
 
     def _say_waiting(self, why: str) -> None:
         if not self._said:
