@@ -40,9 +40,13 @@ class KafkaCluster:
             found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         except KafkaException as error:
             raise self._unavailable(error) from error
-        if not found.partitions:
-            raise TopicMissing(f"topic {topic} does not exist at {self._kafka.bootstrap_servers}; make it with: duewheel topics apply")
-        return len(found.partitions)
+        if found.error is None:
+            return len(found.partitions)
+        where = self._kafka.bootstrap_servers
+        if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(f"topic {topic} does not exist at {where}; make it with: duewheel topics apply")
+        # No leader yet, not allowed to look, …: it may well exist.
+        raise BrokerUnavailable(f"the Kafka cluster at {where} cannot tell of topic {topic}: {found.error.str()}")
 
     def partition_counts(self) -> dict[str, int]:
         try:
