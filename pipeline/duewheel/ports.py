@@ -209,7 +209,7 @@ class Cluster(Protocol):
 
         Raises:
             TopicMissing: it does not exist.
-            BrokerUnavailable: nobody answered.
+            BrokerUnavailable: nobody answered, or what came was another error.
         """
 
     def partition_counts(self) -> dict[str, int]:
