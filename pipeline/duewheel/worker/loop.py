@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
+from duewheel.core.errors import BrokenInvariant, BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
 from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
 from duewheel.core.model import Dispatch, Failure, Outcome, Result
 from duewheel.core.refusals import refuse
@@ -461,8 +461,14 @@ class Worker:
         self._contact_ms = self._clock.steady_ms()
         self._backoff_ms = _BACKOFF_MS
         starts, self._starts = self._starts, []
+        self._submit(starts)
+
+    def _submit(self, starts: Sequence[Run]) -> None:
+        """Starts what was claimed, now that the claim is committed."""
+        if any(not run.holding.held for run in starts):
+            raise BrokenInvariant(f"{len(starts)} dispatches cannot be started: a partition of theirs is gone and they were not withdrawn")
         if starts:
-            self._crew.submit([run for run in starts if run.holding.held])
+            self._crew.submit(starts)
 
     def _back_off(self, error: Exception) -> None:
         self._again_ms = self._clock.steady_ms() + self._backoff_ms
@@ -496,7 +502,7 @@ class Worker:
         if any(found.get(h.partition) == GroupPosition(o.offset, o.metadata) for h, o in tried.items()):
             for holding, offset in tried.items():
                 holding.changed = holding.position() != offset
-            self._crew.submit([run for run in doubt.starts if run.holding.held])
+            self._submit(doubt.starts)
         else:
             self._reports = doubt.reports + self._reports
             self._starts = doubt.starts + self._starts
@@ -508,6 +514,10 @@ class Worker:
         """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
         runs = [run for run in self._starts if unwanted(run)] + self._crew.withdraw(unwanted)
         self._starts = [run for run in self._starts if not unwanted(run)]
+        if self._doubt is not None:
+            # Started only when the doubt is settled; whether the claim was committed or not, it can be taken back.
+            runs += [run for run in self._doubt.starts if unwanted(run)]
+            self._doubt = self._doubt._replace(starts=[run for run in self._doubt.starts if not unwanted(run)])
         by_holding: dict[Holding, list[Run]] = {}
         for run in runs:
             by_holding.setdefault(run.holding, []).append(run)

@@ -1,0 +1,377 @@
+"""The worker's loop over fakes, for what a real broker does too seldom: transactions in doubt, refusals, partitions that go meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from duewheel.adapters.avro import codec
+from duewheel.core.claims import Claim, encode
+from duewheel.core.topology import Topology
+from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionUnknown
+from duewheel.worker.app import App
+from duewheel.worker.crew import Crew
+from duewheel.worker.loop import Worker
+from duewheel.worker.runs import Run
+from duewheel.worker.takeover import Returns
+
+NEW = GroupPosition(0, encode(Claim("", 0), 0))
+TURN_MS = 30
+SESSION_TIMEOUT_MS = 6_000
+
+
+class Clock:
+    """Time that the test sets."""
+
+    now_ms = 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def steady_ms(self) -> int:
+        return self.now_ms
+
+
+class Dispatched:
+    """A record of the dispatch topic."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self._partition = partition
+        self._offset = offset
+        self._job_id = f"{partition}-{offset}"
+        self._value = codec.encode_dispatch(
+            {
+                "token": offset + 1,
+                "job_id": self._job_id,
+                "generation": 1,
+                "slot_ms": 0,
+                "attempt": 1,
+                "timer_partition": 0,
+                "dispatched_ms": 0,
+                "work": {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}},
+            }
+        )
+
+    def topic(self) -> str:
+        return "dispatch"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes:
+        return self._job_id.encode()
+
+    def value(self) -> bytes:
+        return self._value
+
+    def headers(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Group:
+    """A reader, and the group's positions."""
+
+    def __init__(self) -> None:
+        self.queue: list[Dispatched] = []
+        self.positions: dict[int, GroupPosition] = {}
+        self.rebalances: list[Callable[[], None]] = []
+        self.refusals = 0
+        self.log: list[str] = []
+
+    def join(self, listener: RebalanceListener) -> None: ...
+    def read_from(self, partition: int, offset: int) -> None: ...
+    def pause(self, partition: int) -> None: ...
+    def resume(self, partition: int) -> None: ...
+    def close(self) -> None: ...
+
+    def reached(self, partition: int) -> int:
+        return -1
+
+    def poll(self, timeout_s: float, count_max: int) -> list[Any]:
+        while self.rebalances:
+            self.rebalances.pop(0)()
+        records, self.queue = self.queue[:count_max], self.queue[count_max:]
+        return records
+
+    def commit(self, offsets: Sequence[Offset]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            self.log.append("refused")
+            raise CommitRefused("not a member")
+        self.log.append("committed")
+        self.land(offsets)
+
+    def land(self, offsets: Sequence[Offset]) -> None:
+        self.positions.update((o.partition, GroupPosition(o.offset, o.metadata)) for o in offsets)
+
+    def committed(self, partitions: Sequence[int], timeout_s: float) -> dict[int, GroupPosition]:
+        return {p: self.positions.get(p, NEW) for p in partitions}
+
+
+class Cluster:
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.end = 1_000
+
+    def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
+        return self._group.committed(partitions, 0)
+
+    def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, self.end))
+
+    def visible(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        return self.watermarks(topic, partitions)
+
+    def partition_count(self, topic: str) -> int:
+        return 4
+
+    def partition_counts(self) -> dict[str, int]:
+        return {}
+
+    def fence(self, name: str) -> None:
+        self._group.log.append(f"fenced {name}")
+
+
+class Output:
+    """Transactions that end as `endings` says, one after the other, and then well."""
+
+    name = "me"
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.endings: list[str] = []
+        self.outcomes: list[bytes] = []
+
+    def begin(self) -> Transaction:
+        return Transaction(self)
+
+    def recover(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+class Transaction:
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._outcomes: list[bytes] = []
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def produce(self, topic: str, value: bytes, key: bytes | None, partition: int) -> None:
+        self._outcomes.append(value)
+
+    def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
+        ending = self._output.endings.pop(0) if self._output.endings else ""
+        if ending != "unknown, aborted":
+            self._output.outcomes += self._outcomes
+            for each in offsets.values():
+                self._output.group.land(each)
+        if ending:
+            raise TransactionUnknown(ending)
+
+    def commit_later(self, offsets: Mapping[str, Sequence[Offset]]) -> Any:
+        raise NotImplementedError
+
+
+class HandCrew(Crew):
+    """Runs nothing by itself: the test says what is finished."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(1, "q", clock)
+        self.clock = clock
+        self.waiting: list[Run] = []
+
+    def submit(self, runs: Sequence[Run]) -> None:
+        self.waiting += runs
+
+    def wait(self, timeout_s: float) -> None:
+        self.clock.now_ms += 5
+
+    def withdraw(self, unwanted: Callable[[Run], bool]) -> list[Run]:
+        withdrawn = [run for run in self.waiting if unwanted(run)]
+        self.waiting = [run for run in self.waiting if not unwanted(run)]
+        return withdrawn
+
+    def finish(self, count: int) -> None:
+        for _ in range(count):
+            run = self.waiting.pop(0)
+            run.started_ms = run.finished_ms = self.clock.now_ms
+            self.finished(run)
+
+
+class Aside:
+    """Answers at once, or when told."""
+
+    def __init__(self) -> None:
+        self.holding = False
+        self._held: list[Callable[[], None]] = []
+
+    def __call__(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+
+        if self.holding:
+            self._held.append(answer)
+        else:
+            answer()
+        return future
+
+    def answer(self) -> None:
+        self.holding = False
+        for answer in self._held:
+            answer()
+        self._held = []
+
+
+class Log:
+    """The dispatch topic read back: as many records as one asks for."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def assign(self, partition: int, offset: int) -> None:
+        self._offset = offset
+
+    def release(self, partition: int) -> None: ...
+    def close(self) -> None: ...
+
+    def poll(self, timeout_s: float, count_max: int) -> list[Any]:
+        records = [Dispatched(0, self._offset + n) for n in range(count_max)]
+        self._offset += count_max
+        return records
+
+    def reached(self, partition: int) -> int:
+        return self._offset
+
+
+class Desk:
+    """A worker and everything around it."""
+
+    def __init__(self, concurrency: int) -> None:
+        app = App()
+        app.task(name="t")(lambda: None)
+        self.clock = Clock()
+        self.group = Group()
+        self.cluster = Cluster(self.group)
+        self.output = Output(self.group)
+        self.crew = HandCrew(self.clock)
+        self.aside = Aside()
+        self.log = Log()
+        self.worker = Worker(
+            app=app,
+            queue="q",
+            name="w",
+            concurrency=concurrency,
+            topology=Topology("x"),
+            clock=self.clock,
+            codec=codec,
+            cluster=self.cluster,
+            reader=self.group,
+            output=self.output,
+            returns=Returns(lambda: self.log),
+            crew=self.crew,
+            aside=self.aside,
+            outcome_partitions=4,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            broker_timeout_ms=60_000,
+        )
+        self.worker.start()
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.worker.turn()
+            self.clock.now_ms += TURN_MS
+
+    def assign(self, *partitions: int) -> None:
+        self.group.rebalances.append(lambda: self.worker.assigned(partitions))
+        self.turn(5)
+
+    def dispatch(self, partition: int, offset: int, count: int) -> None:
+        self.group.queue += [Dispatched(partition, offset + n) for n in range(count)]
+
+
+def in_doubt_with_claims(ending: str) -> Desk:
+    """Partition 0: two runs are finished, two more are claimed; of the transaction that says both, nobody knows the end."""
+    desk = Desk(concurrency=2)
+    desk.assign(0)
+    desk.dispatch(0, 0, 4)
+    desk.turn(2)
+    desk.crew.finish(2)
+    desk.output.endings, desk.aside.holding = [ending], True
+    desk.turn()
+    assert not desk.crew.waiting
+    return desk
+
+
+def works(desk: Desk, partition: int) -> bool:
+    desk.assign(partition)
+    desk.dispatch(partition, 50, 4)
+    desk.turn(5)
+    return bool(desk.crew.waiting)
+
+
+ENDINGS = pytest.mark.parametrize("ending", ["unknown, aborted", "unknown, committed"])
+
+
+@ENDINGS
+def test_a_partition_lost_in_doubt_does_not_leave_its_claims_in_flight(ending: str) -> None:
+    desk = in_doubt_with_claims(ending)
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn()
+    desk.aside.answer()
+    desk.turn(5)
+    assert not desk.crew.waiting
+    assert works(desk, partition=1)
+
+
+@ENDINGS
+def test_a_partition_revoked_in_doubt_hands_back_its_claims_when_the_doubt_is_settled(ending: str) -> None:
+    desk = in_doubt_with_claims(ending)
+    desk.aside.answer()
+    desk.group.rebalances.append(lambda: desk.worker.revoked([0]))
+    desk.turn()
+    assert desk.group.positions[0] == GroupPosition(2, encode(Claim("", 2), 2))
+    assert len(desk.output.outcomes) == 2
+    assert works(desk, partition=1)
+
+
+@ENDINGS
+def test_a_partition_revoked_in_a_doubt_that_outlasts_the_grace_does_not_leave_its_claims_in_flight(ending: str) -> None:
+    desk = in_doubt_with_claims(ending)
+    desk.group.rebalances.append(lambda: desk.worker.revoked([0]))
+    desk.turn()
+    desk.aside.answer()
+    desk.turn(5)
+    assert not desk.crew.waiting
+    assert works(desk, partition=1)
+
+
+@ENDINGS
+def test_what_is_claimed_in_doubt_is_handed_back_when_draining(ending: str) -> None:
+    desk = in_doubt_with_claims(ending)
+    desk.worker.drain(1_000)
+    desk.aside.answer()
+    desk.turn(5)
+    assert desk.worker.stopped
+    assert not desk.crew.waiting
+    assert desk.group.positions[0] == GroupPosition(2, encode(Claim("", 2), 2))
+    assert len(desk.output.outcomes) == 2
