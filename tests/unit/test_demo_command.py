@@ -30,7 +30,7 @@ def _process_as_before() -> Iterator[None]:
 def _verdict(*, early: bool) -> Verdict:
     evidence = Evidence()
     source = Source(topic="t", partition=0, offset=0, written_ms=0)
-    for event in (Happening.SCHEDULE, Happening.ATTEMPT_SUCCEEDED, Happening.SUCCEEDED):
+    for event in (Happening.SCHEDULE, Happening.DISPATCHED, Happening.ATTEMPT_SUCCEEDED, Happening.SUCCEEDED):
         evidence.entry(Entry(source=source, at_ms=110, event=event, job_id="a", due_ms=100, token=7, generation=1))
     evidence.execution(Execution(7, 99 if early else 104, "a"))
     return evidence.verdict(["a"])

@@ -123,6 +123,7 @@ def test_a_dispatch_before_the_due_time_is_early(witness: Witness) -> None:
 
 def test_a_handler_that_begins_before_the_due_time_is_early(witness: Witness) -> None:
     witness.schedule(due_ms=100)
+    witness.dispatch(6, 100)
     witness.start(6, 99)
     witness.run(token=7, at_ms=100)
     assert witness.verdict().broken == ["1 early"]
@@ -175,6 +176,28 @@ def test_a_dispatch_that_is_started_twice_is_a_token_used_twice(witness: Witness
     witness.run(token=7, at_ms=100)
     witness.start(7, 200)
     assert witness.verdict().broken == ["1 token used twice"]
+
+
+def test_an_execution_under_a_token_that_was_never_handed_out_breaks_a_promise(witness: Witness) -> None:
+    witness.schedule(due_ms=100)
+    witness.run(token=7, at_ms=100)
+    witness.start(8, 200)
+    assert witness.verdict().broken == ["1 started without dispatch"]
+
+
+def test_so_does_an_execution_of_another_jobs_dispatch(witness: Witness) -> None:
+    for job, token in (("a", 7), ("b", 8)):
+        witness.schedule(due_ms=100, job=job)
+        witness.run(token=token, at_ms=100, job=job)
+    witness.start(7, 200, job="b")
+    assert "1 started without dispatch" in witness.verdict("a", "b").broken
+
+
+def test_and_an_execution_of_a_job_that_nobody_scheduled(witness: Witness) -> None:
+    witness.schedule(due_ms=100)
+    witness.run(token=7, at_ms=100)
+    witness.start(9, 200, job="made up")
+    assert witness.verdict().broken == ["1 started without dispatch"]
 
 
 def test_a_token_that_two_jobs_of_a_partition_get_is_used_twice(witness: Witness) -> None:

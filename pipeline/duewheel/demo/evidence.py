@@ -149,6 +149,12 @@ class Story:
         return in_time and bool(self.executions)
 
     @property
+    def started_without_dispatch(self) -> int:
+        """How often a handler began under a token that no dispatch record of this job bears."""
+        dispatched = {dispatch.token for dispatch in self.dispatches}
+        return sum(execution.token not in dispatched for execution in self.executions)
+
+    @property
     def first_dispatch(self) -> Dispatched | None:
         return min(self.dispatches, default=None)
 
@@ -200,6 +206,7 @@ class Verdict:
         early: jobs of which something happened before their time.
         accepted_twice: jobs with more than one accepted end.
         started_although_cancelled: jobs that were cancelled in time and ran.
+        started_without_dispatch: how often a handler began under a token that nobody handed out for its job, known or not.
         token_used_twice: fencing tokens that were handed out twice, or under which a handler began twice.
         executions: how often handlers were called.
         repeated: of these, how often again for the same job.
@@ -216,6 +223,7 @@ class Verdict:
     early: int
     accepted_twice: int
     started_although_cancelled: int
+    started_without_dispatch: int
     token_used_twice: int
     executions: int
     repeated: int
@@ -232,6 +240,7 @@ class Verdict:
             "early": self.early,
             "accepted twice": self.accepted_twice,
             "started although cancelled": self.started_although_cancelled,
+            "started without dispatch": self.started_without_dispatch,
             "token used twice": self.token_used_twice,
         }
 
@@ -292,6 +301,7 @@ class Evidence:
             early=sum(story.early for story in stories),
             accepted_twice=sum(story.accepted_twice for story in stories),
             started_although_cancelled=sum(story.started_although_cancelled for story in stories),
+            started_without_dispatch=sum(story.started_without_dispatch for story in self.stories.values()),
             token_used_twice=_tokens_used_twice(stories),
             executions=executions,
             repeated=executions - sum(bool(story.executions) for story in stories),
