@@ -13,7 +13,7 @@ from confluent_kafka import Message, TopicPartition
 
 from duewheel.bench import floor, process
 from duewheel.bench.floor import Samples, batches
-from duewheel.bench.lateness import due_ms, percentile
+from duewheel.bench.lateness import due_ms
 from duewheel.bench.report import Report, rounded
 from duewheel.core.topology import Topology
 
@@ -37,15 +37,6 @@ def test_a_report_becomes_one_json_object() -> None:
 def test_measured_figures_have_four_digits_and_counts_all(value: float, shown: float) -> None:
     assert rounded(value) == shown
     assert type(rounded(value)) is type(shown)
-
-
-@pytest.mark.parametrize("percent,value", [(0, 1), (50, 50), (99, 99), (99.1, 100), (100, 100)])
-def test_a_percentile_is_the_nearest_rank(percent: float, value: int) -> None:
-    assert percentile(range(1, 101), percent) == value
-
-
-def test_the_percentile_of_one_value_is_that_value() -> None:
-    assert percentile([7.5], 1) == percentile([7.5], 99.9) == 7.5
 
 
 def test_jobs_are_due_at_the_rate_and_none_early() -> None:

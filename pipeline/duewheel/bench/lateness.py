@@ -28,6 +28,7 @@ from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site
 from duewheel.bench.tasks import STAMPS_VARIABLE
 from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.percentile import percentile
 from duewheel.core.topology import Topology
 from duewheel.fleet import Fleet
 
@@ -151,8 +152,3 @@ def _fill(report: Report, jobs: int, warm_ms: int, stamps: Sequence[Stamp]) -> N
     report.add("dispatched_p50_ms", percentile(noticed_ms, 50), "of which until the processor began its batch, median, ms")
     report.add("dispatched_p99_ms", percentile(noticed_ms, 99), "the same, 99th percentile, ms")
     report.add("rate_per_s", (len(stamps) - 1) / max(1e-6, (ended_us - began_us) / 1e6), "rate reached: handlers started a second")
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all values do not exceed (nearest rank)."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

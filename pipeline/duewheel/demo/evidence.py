@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from duewheel.core.history import Entry, Happening
+from duewheel.core.percentile import percentile
 
 # A cancel that was stored this long before its job was due has come in time. One that comes in the last moment may race the job.
 CANCEL_IN_TIME_MS: Final = 1_000
@@ -88,15 +89,11 @@ class Lateness(NamedTuple):
 
     @classmethod
     def of(cls, values_ms: Iterable[int]) -> Lateness | None:
-        """None of no values. Percentiles are the nearest value at or above."""
+        """None of no values."""
         ordered = sorted(values_ms)
         if not ordered:
             return None
-
-        def percentile(percent: int) -> int:
-            return ordered[-(-len(ordered) * percent // 100) - 1]
-
-        return cls(len(ordered), percentile(50), percentile(99), ordered[-1])
+        return cls(len(ordered), percentile(ordered, 50), percentile(ordered, 99), ordered[-1])
 
 
 class Latenesses(NamedTuple):
