@@ -86,6 +86,7 @@ class Group:
         self.positions: dict[int, GroupPosition] = {}
         self.rebalances: list[Callable[[], None]] = []
         self.refusals = 0
+        self.land_refused = False  # whether commits that are refused are taken all the same, as where only the answer is lost
         self.log: list[str] = []
 
     def join(self, listener: RebalanceListener) -> None: ...
@@ -107,6 +108,8 @@ class Group:
         if self.refusals:
             self.refusals -= 1
             self.log.append("refused")
+            if self.land_refused:
+                self.land(offsets)
             raise CommitRefused("not a member")
         self.log.append("committed")
         self.land(offsets)
@@ -165,13 +168,14 @@ class Transaction:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._outcomes: list[bytes] = []
+        self.produce: Callable[..., None] = self._produce
 
     def __enter__(self) -> Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def produce(self, topic: str, value: bytes, key: bytes | None, partition: int) -> None:
+    def _produce(self, topic: str, value: bytes, key: bytes | None, partition: int) -> None:
         self._outcomes.append(value)
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
@@ -194,6 +198,7 @@ class HandCrew(Crew):
         super().__init__(1, "q", clock)
         self.clock = clock
         self.waiting: list[Run] = []
+        self.started: list[Run] = []
 
     def submit(self, runs: Sequence[Run]) -> None:
         self.waiting += runs
@@ -206,10 +211,20 @@ class HandCrew(Crew):
         self.waiting = [run for run in self.waiting if not unwanted(run)]
         return withdrawn
 
-    def finish(self, count: int) -> None:
+    def running(self) -> list[Run]:
+        return self.started
+
+    def start(self, count: int) -> None:
         for _ in range(count):
             run = self.waiting.pop(0)
-            run.started_ms = run.finished_ms = self.clock.now_ms
+            run.started_ms = self.clock.now_ms
+            self.started.append(run)
+
+    def finish(self, count: int) -> None:
+        self.start(count - len(self.started))
+        for _ in range(count):
+            run = self.started.pop(0)
+            run.finished_ms = self.clock.now_ms
             self.finished(run)
 
 
@@ -375,3 +390,38 @@ def test_what_is_claimed_in_doubt_is_handed_back_when_draining(ending: str) -> N
     assert not desk.crew.waiting
     assert desk.group.positions[0] == GroupPosition(2, encode(Claim("", 2), 2))
     assert len(desk.output.outcomes) == 2
+
+
+def suspend(desk: Desk) -> None:
+    """Longer than a session, after which all positions are to be committed again."""
+    desk.clock.now_ms += SESSION_TIMEOUT_MS + 500
+
+
+@ENDINGS
+def test_a_position_that_did_not_change_does_not_vouch_for_a_transaction(ending: str) -> None:
+    desk = Desk(concurrency=1)
+    desk.assign(0, 1)
+    desk.dispatch(0, 0, 1)
+    desk.turn(2)
+    suspend(desk)
+    desk.crew.finish(1)
+    desk.output.endings = [ending]
+    desk.turn(6)
+    assert len(desk.output.outcomes) == 1
+
+
+def test_an_outcome_of_a_lost_partition_is_not_vouched_for_by_an_idle_one() -> None:
+    desk = Desk(concurrency=1)
+    desk.assign(0, 1)
+    desk.dispatch(0, 0, 1)
+    desk.turn(2)
+    desk.crew.start(1)
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    suspend(desk)
+    desk.group.refusals = 1  # the answer that the positions are committed is lost
+    desk.group.land_refused = True
+    desk.turn(1)
+    desk.crew.finish(1)
+    desk.output.endings = ["unknown, aborted"]
+    desk.turn(6)
+    assert len(desk.output.outcomes) == 1

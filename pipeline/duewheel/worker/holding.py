@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from duewheel.core.claims import Claim, Ledger, encode
-from duewheel.ports import Offset, Record
+from duewheel.ports import GroupPosition, Offset, Record
 
 
 class Standing(Enum):
@@ -38,6 +38,8 @@ class Holding:
         """Whether the position is known; before, nothing may be committed."""
         self.changed = False
         """Whether there is something to commit."""
+        self.sent: GroupPosition | None = None
+        """What was sent last, or found: what may be committed already, without the next transaction."""
         self._range: tuple[int, int] | None = None
 
     @property

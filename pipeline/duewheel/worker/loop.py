@@ -17,7 +17,7 @@ questions are asked aside, and everything that is queued anywhere has a limit in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
@@ -75,11 +75,14 @@ _LOST: Final = Result.LOST.value
 
 
 class _Doubt(NamedTuple):
-    """A transaction of which nobody knows whether it was committed."""
+    """A transaction of which nobody knows whether it was committed.
+
+    `telling` are those of its positions that nothing before it can have committed: where one stands now, the transaction put it there.
+    """
 
     reports: list[tuple[str, bytes, bytes | None, int]]
     starts: list[Run]
-    offsets: dict[Holding, Offset]
+    telling: dict[Holding, Offset]
     found: Future[dict[int, GroupPosition]]
 
 
@@ -427,6 +430,7 @@ class Worker:
             self._commit(changed)
 
     def _commit(self, changed: dict[Holding, Offset]) -> None:
+        _note_sent(changed)  # also one that is refused may have been taken, if only the answer was lost
         try:
             self._reader.commit(list(changed.values()))
         except CommitRefused as error:
@@ -445,10 +449,13 @@ class Worker:
             self._back_off(error)
         except TransactionUnknown as error:
             log.warning("worker.transaction_in_doubt", error=str(error), outcomes=len(self._reports))
-            self._doubt = _Doubt(self._reports, self._starts, changed, self._find_out(changed))
+            telling = {holding: offset for holding, offset in changed.items() if _position(offset) != holding.sent}
+            self._doubt = _Doubt(self._reports, self._starts, telling, self._find_out(telling))
             self._reports, self._starts = [], []
+            _note_sent(changed)
         else:
             self._reports = []
+            _note_sent(changed)
             self._recorded_ms = self._clock.steady_ms()
             self._committed(changed)
 
@@ -475,8 +482,8 @@ class Worker:
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MAX_MS)
         log.warning("worker.commit_refused", error=str(error), outcomes=len(self._reports), claims=len(self._starts))
 
-    def _find_out(self, changed: dict[Holding, Offset]) -> Future[dict[int, GroupPosition]]:
-        partitions = [holding.partition for holding in changed if holding.held]
+    def _find_out(self, telling: dict[Holding, Offset]) -> Future[dict[int, GroupPosition]]:
+        partitions = [holding.partition for holding in telling if holding.held]
 
         def find_out() -> dict[int, GroupPosition]:
             # New producers first: with the old ones' ids, so that whatever they left open is decided.
@@ -493,15 +500,16 @@ class Worker:
             found = doubt.found.result()
         except (CommitRefused, EnvironmentFailure) as error:
             self._back_off(error)
-            self._doubt = doubt._replace(found=self._find_out(doubt.offsets))
+            self._doubt = doubt._replace(found=self._find_out(doubt.telling))
             return
         self._doubt = None
-        # All of a transaction or nothing: one partition that is still ours tells it for all. Without any, outcomes are sent again: the
-        # owners accept each token once.
-        tried = {holding: offset for holding, offset in doubt.offsets.items() if holding.held}
-        if any(found.get(h.partition) == GroupPosition(o.offset, o.metadata) for h, o in tried.items()):
-            for holding, offset in tried.items():
-                holding.changed = holding.position() != offset
+        # Without a partition that tells and is still ours, outcomes are sent again: the owners accept each token once.
+        tried = {holding: offset for holding, offset in doubt.telling.items() if holding.held}
+        committed = bool(tried) and all(found.get(holding.partition) == _position(offset) for holding, offset in tried.items())
+        for holding, offset in tried.items():
+            holding.sent = found.get(holding.partition)
+            holding.changed = not committed or holding.position() != offset
+        if committed:
             self._submit(doubt.starts)
         else:
             self._reports = doubt.reports + self._reports
@@ -594,3 +602,12 @@ class Worker:
                     raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
         if self._probe is None and self._clock.steady_ms() - self._contact_ms > _PROBE_MS:
             self._probe = self._aside(lambda: self._cluster.partition_count(self._topic))
+
+
+def _position(offset: Offset) -> GroupPosition:
+    return GroupPosition(offset.offset, offset.metadata)
+
+
+def _note_sent(offsets: Mapping[Holding, Offset]) -> None:
+    for holding, offset in offsets.items():
+        holding.sent = _position(offset)
