@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,30 +107,37 @@ def timer_processor(
     clock = clock or SystemClock()
     codec = record_codec(schema_registry, clock)
     cluster = KafkaCluster(kafka)
-    changelog = cluster.identity(topology.state)
-    folder = StateFolder(state_dir / topology.prefix)
-    memory = Memory()
-    intake = KafkaGroupReader(kafka, topology.intake, topology.processor_group)
+    identity = cluster.identity(topology.state)
     name = f"{topology.prefix}.processor.{uuid.uuid4().hex}"
-    try:
-        return Processor(
+    # The caller may try again for as long as the cluster is away, and must find neither its own lock nor more and more threads.
+    with ExitStack() as made:
+        folder = StateFolder(state_dir / topology.prefix)
+        made.callback(folder.close)
+        memory = Memory()
+        intake = KafkaGroupReader(kafka, topology.intake, topology.processor_group)
+        made.callback(intake.close)
+        outcomes, changelog = KafkaReader(kafka, topology.outcomes), KafkaReader(kafka, topology.state)
+        made.callback(outcomes.close)
+        made.callback(changelog.close)
+        output = KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer})
+        made.callback(output.close)
+        processor = Processor(
             topology=topology,
             clock=clock,
             codec=codec,
             cluster=cluster,
             intake=intake,
-            outcomes=KafkaReader(kafka, topology.outcomes),
-            changelog=KafkaReader(kafka, topology.state),
-            output=KafkaTransactions(kafka, name, {topology.processor_group: intake.consumer}),
-            open_store=lambda number: RocksStore(folder.partition(number), f"{changelog}/{number}", memory),
+            outcomes=outcomes,
+            changelog=changelog,
+            output=output,
+            open_store=lambda number: RocksStore(folder.partition(number), f"{identity}/{number}", memory),
             close_stores=folder.close,
             partition_of=partition_of,
             sleep=time.sleep,
             broker_timeout_ms=round(broker_timeout_s * 1000),
         )
-    except BaseException:
-        folder.close()  # the caller may try again, and must not find its own lock
-        raise
+        made.pop_all()
+    return processor
 
 
 def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float) -> Worker:
