@@ -11,6 +11,7 @@ import pytest
 
 from duewheel.adapters.avro import codec
 from duewheel.core.claims import Claim, encode
+from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.topology import Topology
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionUnknown
 from duewheel.worker.app import App
@@ -125,6 +126,7 @@ class Cluster:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.end = 1_000
+        self.away = False
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
         return self._group.committed(partitions, 0)
@@ -136,6 +138,8 @@ class Cluster:
         return self.watermarks(topic, partitions)
 
     def partition_count(self, topic: str) -> int:
+        if self.away:
+            raise BrokerUnavailable("nobody answers")
         return 4
 
     def partition_counts(self) -> dict[str, int]:
@@ -154,6 +158,7 @@ class Output:
         self.group = group
         self.endings: list[str] = []
         self.outcomes: list[bytes] = []
+        self.aside: Aside | None = None  # to be kept from answering when the next transaction ends in doubt
 
     def begin(self) -> Transaction:
         return Transaction(self)
@@ -185,6 +190,8 @@ class Transaction:
             for each in offsets.values():
                 self._output.group.land(each)
         if ending:
+            if self._output.aside is not None:
+                self._output.aside.holding = True
             raise TransactionUnknown(ending)
 
     def commit_later(self, offsets: Mapping[str, Sequence[Offset]]) -> Any:
@@ -262,6 +269,8 @@ class Log:
 
     def __init__(self) -> None:
         self._offset = 0
+        self.read = 0
+        self.silent = False
 
     def assign(self, partition: int, offset: int) -> None:
         self._offset = offset
@@ -270,8 +279,11 @@ class Log:
     def close(self) -> None: ...
 
     def poll(self, timeout_s: float, count_max: int) -> list[Any]:
+        if self.silent:
+            return []
         records = [Dispatched(0, self._offset + n) for n in range(count_max)]
         self._offset += count_max
+        self.read += count_max
         return records
 
     def reached(self, partition: int) -> int:
@@ -425,3 +437,27 @@ def test_an_outcome_of_a_lost_partition_is_not_vouched_for_by_an_idle_one() -> N
     desk.output.endings = ["unknown, aborted"]
     desk.turn(6)
     assert len(desk.output.outcomes) == 1
+
+
+def test_what_is_read_back_while_nothing_can_be_committed_is_bounded() -> None:
+    desk = Desk(concurrency=2)
+    desk.group.positions[0] = GroupPosition(0, "")
+    desk.cluster.end = 1_000_000
+    desk.output.endings, desk.output.aside = ["unknown, aborted"], desk.aside
+    desk.assign(0)
+    desk.turn(400)
+    assert desk.log.read <= 1_000
+    desk.aside.answer()
+    desk.turn(20)
+    assert desk.log.read > 1_000, "it goes on when it can"
+    assert len(desk.output.outcomes) > 1_000
+
+
+def test_a_read_back_that_brings_nothing_is_no_sign_of_life() -> None:
+    desk = Desk(concurrency=2)
+    desk.group.positions[0] = GroupPosition(0, "")
+    desk.log.silent = True
+    desk.assign(0)
+    desk.cluster.away = True
+    with pytest.raises(BrokerUnavailable, match="gave up after 60 s"):
+        desk.turn(60_000 // TURN_MS * 2)

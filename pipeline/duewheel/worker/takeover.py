@@ -30,6 +30,7 @@ import structlog
 
 from duewheel.core.claims import Claim, decode
 from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.limits import WORKER_BYTES_MAX
 from duewheel.ports import Clock, Cluster, CommitRefused, GroupPosition, GroupReader, PartitionReader, Record
 from duewheel.worker.holding import Holding, Standing
 
@@ -44,7 +45,9 @@ _BACKOFF_MS: Final = 200
 _BACKOFF_MAX_MS: Final = 5_000
 # The reader skips to the next unfinished dispatch, instead of reading through, where it lies further ahead than this.
 _SKIP_RECORDS: Final = 20_000
+# Read back and not handed on yet, in all partitions: so many records, and so many bytes and one poll.
 _READ_RECORDS_MAX: Final = 500
+_POLL_RECORDS: Final = 50
 _ENDED: Final = object()
 
 
@@ -87,13 +90,20 @@ class Returns:
         self._reader.assign(partition, offset)
 
     def poll(self) -> bool:
-        """Fetches what is there. True if anything is being read back at all."""
-        if self._reader is None:
+        """Fetches what is there, unless something waits to be taken, as it does while a commit does not succeed. True if anything came."""
+        if self._reader is None or any(self._records.values()):
             return False
-        for record in self._reader.poll(0.0, _READ_RECORDS_MAX):
-            if record.partition() in self._records:
-                self._records[record.partition()].append(record)
-        return True
+        count = size = 0
+        while count < _READ_RECORDS_MAX and size < WORKER_BYTES_MAX:
+            records = self._reader.poll(0.0, _POLL_RECORDS)
+            if not records:
+                break
+            for record in records:
+                if record.partition() in self._records:
+                    self._records[record.partition()].append(record)
+                    size += len(record.value() or b"")
+            count += len(records)
+        return count > 0
 
     def take(self, partition: int) -> tuple[list[Record], int]:
         """The records since the last call, and the offset below which everything was handed out."""
