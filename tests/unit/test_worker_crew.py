@@ -17,7 +17,6 @@ from duewheel.worker.app import App
 from duewheel.worker.crew import Crew
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run, failure_of
-from duewheel.worker.window import Window
 
 
 class Clock:
@@ -187,28 +186,3 @@ def test_errors_are_cut_to_their_limits_and_can_always_be_written() -> None:
     assert len(failure["traceback"]) <= ERROR_TRACEBACK_CHARS_MAX
     failure["traceback"].encode()
     assert failure_of(Unprintable())["message"] == "(its message cannot be had: RuntimeError)"
-
-
-def test_the_window_opens_for_fast_handlers_and_stays_shut_for_slow_ones() -> None:
-    fast, slow, medium = Window(4, 4_000), Window(4, 4_000), Window(4, 4_000)
-    assert fast.size == 4, "nothing is known yet"
-    fast.observe(4, 0)
-    slow.observe(4, 4_000)
-    medium.observe(4, 20)
-    assert (fast.size, slow.size, medium.size) == (4_000, 4, 4 * 75 // 5)
-
-
-def test_the_window_follows_handlers_that_become_slow_or_fast() -> None:
-    window = Window(4, 4_000)
-    window.observe(1_000, 0)
-    for _ in range(400):
-        window.observe(4, 400)
-    assert window.size == 4
-    window.observe(1_000, 0)
-    assert window.size == 4_000
-
-
-def test_a_wall_clock_that_steps_back_during_a_run_does_not_break_the_window() -> None:
-    window = Window(4, 4_000)
-    window.observe(1, -3_600_000)
-    assert 4 <= window.size <= 4_000

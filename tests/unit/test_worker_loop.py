@@ -19,6 +19,7 @@ from duewheel.worker.crew import Crew
 from duewheel.worker.loop import Worker
 from duewheel.worker.runs import Run
 from duewheel.worker.takeover import Returns
+from duewheel.worker.window import GROWTH
 
 NEW = GroupPosition(0, encode(Claim("", 0), 0))
 TURN_MS = 30
@@ -461,3 +462,19 @@ def test_a_read_back_that_brings_nothing_is_no_sign_of_life() -> None:
     desk.cluster.away = True
     with pytest.raises(BrokerUnavailable, match="gave up after 60 s"):
         desk.turn(60_000 // TURN_MS * 2)
+
+
+def test_W3_after_fast_handlers_slow_ones_are_not_hoarded() -> None:
+    desk = Desk(concurrency=2)
+    desk.assign(0, 1)
+    per_round = 10
+    for number in range(30):
+        desk.dispatch(0, number * per_round, per_round)
+        for _ in range(per_round):
+            desk.turn()
+            desk.crew.finish(len(desk.crew.waiting))
+    assert not desk.crew.waiting
+    for partition in (0, 1):
+        desk.dispatch(partition, 1_000, 2_000)
+    desk.turn(10)
+    assert 2 <= len(desk.crew.waiting) <= GROWTH * per_round

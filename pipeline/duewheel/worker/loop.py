@@ -309,7 +309,7 @@ class Worker:
 
     def _is_crowded(self) -> bool:
         """Whether throughput is what counts now: completions have piled up, or claims wait for them to make room."""
-        return self._crew.finished_count >= _RECORD_RUNS or self._in_flight >= self._window.size
+        return self._crew.finished_count >= _RECORD_RUNS or self._in_flight >= self._window.size(self._polled_ms)
 
     def _is_time_to_record(self) -> bool:
         waited = self._clock.steady_ms() - self._recorded_ms >= _RECORD_EVERY_MS
@@ -317,7 +317,7 @@ class Worker:
 
     def _collect(self) -> None:
         runs = self._crew.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
-        self._window.observe(len(runs), sum(run.finished_ms - run.started_ms for run in runs))
+        self._window.observe(len(runs), sum(run.finished_ms - run.started_ms for run in runs), self._polled_ms)
         for run in runs:
             if run.abandoned:
                 continue
@@ -353,7 +353,7 @@ class Worker:
             self._drain_until_ms is None
             and self._doubt is None
             and not self._unproven
-            and self._in_flight < self._window.size
+            and self._in_flight < self._window.size(self._polled_ms)
             and (self._bytes < WORKER_BYTES_MAX or not self._in_flight)
         )
 
@@ -361,10 +361,11 @@ class Worker:
         holdings = [holding for holding in self._holdings.values() if holding.records and holding.standing is Standing.OPEN]
         if not holdings or not self._claimable():
             return
+        window = self._window.size(self._polled_ms)
         self._turns += 1
         first = self._turns % len(holdings)  # each partition gets its turn to be the first
         for index, holding in enumerate(holdings[first:] + holdings[:first]):
-            share = -(-(self._window.size - self._in_flight) // (len(holdings) - index))
+            share = -(-(window - self._in_flight) // (len(holdings) - index))
             if share > 0:
                 self._claim_of(holding, share)
 

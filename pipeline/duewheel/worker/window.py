@@ -7,21 +7,26 @@ back when it goes. So a worker claims what its handlers can do in WINDOW_MS, and
     10 at a time, handlers of 5 ms       10 × 75 / 5 = 150
     handlers that take no time           as many as the limit allows
 
-How long handlers take is learnt from those that finished, the last few dozen weighing most. It must not be learnt from the rate of
-completions: that depends on the window itself and on how slow commits are, and a slow broker would shut the window that it needs open.
+How long handlers take is learnt from those that finished, the last few dozen weighing most. But what was fast may be followed by
+what is slow, and of handlers that have not finished nobody knows. So the window never is larger than GROWTH times what has finished within
+the last WINDOW_MS: it opens from the concurrency to 4,000 in nine rounds of claiming and finishing, a few milliseconds each, and shuts
+by itself WINDOW_MS after things have become slow or quiet. That this depends on the window itself does no harm while GROWTH is above
+1, and neither do slow commits: what finished during one is noted when it ends, all at once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 WINDOW_MS: Final = 75
+GROWTH: Final = 2
 _REMEMBERED_RUNS: Final = 50
 _DURATION_MS_MIN: Final = 0.01  # durations are measured in whole milliseconds; shorter ones are mostly 0
 
 
 class Window:
-    """Follows the duration of handlers.
+    """Follows what handlers do.
 
     Args:
         concurrency: how many handlers may run at a time; the smallest window.
@@ -29,12 +34,13 @@ class Window:
     """
 
     def __init__(self, concurrency: int, runs_max: int) -> None:
-        self.size = concurrency
         self._concurrency = concurrency
         self._runs_max = max(concurrency, runs_max)
         self._duration_ms: float | None = None
+        self._finished: deque[tuple[int, int]] = deque()  # when, and how many, within WINDOW_MS
+        self._finished_count = 0
 
-    def observe(self, count: int, spent_ms: int) -> None:
+    def observe(self, count: int, spent_ms: int, now_ms: int) -> None:
         """Notes that so many runs have finished, whose handlers took `spent_ms` in all."""
         if count <= 0:
             return
@@ -43,5 +49,19 @@ class Window:
             self._duration_ms = mean_ms
         else:
             self._duration_ms += (mean_ms - self._duration_ms) * min(1.0, count / _REMEMBERED_RUNS)
-        wanted = self._concurrency * WINDOW_MS / max(self._duration_ms, _DURATION_MS_MIN)
-        self.size = max(self._concurrency, min(self._runs_max, int(wanted)))
+        self._finished.append((now_ms, count))
+        self._finished_count += count
+        self._forget(now_ms)
+
+    def size(self, now_ms: int) -> int:
+        """How many may be claimed and not finished."""
+        self._forget(now_ms)
+        if self._duration_ms is None:
+            return self._concurrency
+        done_in_time = self._concurrency * WINDOW_MS / max(self._duration_ms, _DURATION_MS_MIN)
+        return max(self._concurrency, min(self._runs_max, int(done_in_time), GROWTH * self._finished_count))
+
+    def _forget(self, now_ms: int) -> None:
+        finished = self._finished
+        while finished and now_ms - finished[0][0] > WINDOW_MS:
+            self._finished_count -= finished.popleft()[1]
