@@ -89,6 +89,8 @@ class Group:
         self.rebalances: list[Callable[[], None]] = []
         self.refusals = 0
         self.land_refused = False  # whether commits that are refused are taken all the same, as where only the answer is lost
+        self.pending = False  # whether a transaction wants to commit offsets and has not ended
+        self.committed_first: list[int] = []
         self.log: list[str] = []
 
     def join(self, listener: RebalanceListener) -> None: ...
@@ -114,12 +116,18 @@ class Group:
                 self.land(offsets)
             raise CommitRefused("not a member")
         self.log.append("committed")
+        self.committed_first = self.committed_first or [o.partition for o in offsets]
         self.land(offsets)
 
     def land(self, offsets: Sequence[Offset]) -> None:
         self.positions.update((o.partition, GroupPosition(o.offset, o.metadata)) for o in offsets)
 
     def committed(self, partitions: Sequence[int], timeout_s: float) -> dict[int, GroupPosition]:
+        if self.pending:
+            raise CommitRefused("offsets are pending")
+        return self.as_they_stand(partitions)
+
+    def as_they_stand(self, partitions: Sequence[int]) -> dict[int, GroupPosition]:
         return {p: self.positions.get(p, NEW) for p in partitions}
 
 
@@ -130,7 +138,7 @@ class Cluster:
         self.away = False
 
     def owners(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, GroupPosition]:
-        return self._group.committed(partitions, 0)
+        return self._group.as_they_stand(partitions)
 
     def watermarks(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, self.end))
@@ -478,3 +486,42 @@ def test_W3_after_fast_handlers_slow_ones_are_not_hoarded() -> None:
         desk.dispatch(partition, 1_000, 2_000)
     desk.turn(10)
     assert 2 <= len(desk.crew.waiting) <= GROWTH * per_round
+
+
+def left_by(owner: str, offset: int = 5) -> GroupPosition:
+    return GroupPosition(offset, encode(Claim(owner, offset), offset))
+
+
+def test_who_cannot_commit_fences_nobody() -> None:
+    desk = Desk(concurrency=1)
+    desk.group.positions[0] = left_by("successor")
+    desk.group.refusals = 1_000
+    desk.assign(0)
+    desk.turn(300)
+    assert set(desk.group.log) == {"refused"}
+    assert desk.group.positions[0] == left_by("successor")
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn(300)
+    assert "fenced successor" not in desk.group.log, "it was told at last"
+
+
+def test_a_predecessor_is_fenced_after_the_group_confirmed_that_we_are_a_member() -> None:
+    desk = Desk(concurrency=1)
+    desk.group.positions.update({0: left_by("dead"), 1: left_by("")})
+    desk.group.refusals = 1
+    desk.assign(0, 1)
+    desk.turn(20)
+    assert desk.group.log[:3] == ["refused", "committed", "fenced dead"]
+    assert desk.group.committed_first == [1], "a partition that nobody has to be fenced for"
+
+
+def test_a_position_that_a_transaction_is_about_to_change_is_not_committed_over() -> None:
+    desk = Desk(concurrency=1)
+    desk.group.positions[0] = left_by("dead")
+    desk.group.pending = True
+    desk.assign(0)
+    desk.turn(20)
+    assert desk.group.log == ["fenced dead"]
+    desk.group.pending = False
+    desk.turn(200)
+    assert desk.group.log == ["fenced dead", "committed"]

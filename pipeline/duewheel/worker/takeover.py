@@ -4,7 +4,8 @@ A partition that was assigned is not read at once. First this worker must know w
 
 1. Look at the committed offset and its metadata as they stand, without waiting for pending transactions. A name in it means that
    somebody let go without saying so, perhaps dead in the middle of a transaction. It is fenced: whoever calls init_transactions with the
-   dead one's ids ends what it left open, in under a second instead of after the transaction timeout.
+   dead one's ids ends what it left open, in under a second instead of after the transaction timeout. But first the group must confirm
+   that we are its member: a worker that was stalled and does not know yet that it was replaced must not fence its successor.
 2. Read the committed position again, now waiting for pending offsets: this is final.
 3. Put our own name there, for our successor.
 4. Read the predecessor's unfinished dispatches back and report each as LOST to its owner, in transactions that also move the position. A
@@ -31,7 +32,7 @@ import structlog
 from duewheel.core.claims import Claim, decode
 from duewheel.core.errors import EnvironmentFailure
 from duewheel.core.limits import WORKER_BYTES_MAX
-from duewheel.ports import Clock, Cluster, CommitRefused, GroupPosition, GroupReader, PartitionReader, Record
+from duewheel.ports import Clock, Cluster, CommitRefused, GroupPosition, GroupReader, Offset, PartitionReader, Record
 from duewheel.worker.holding import Holding, Standing
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """Does a part of the work at each `next`, and yields where it would have to wait."""
 
 _COMMITTED_TIMEOUT_S: Final = 5.0
+_SETTLED_TIMEOUT_S: Final = 1.0
 _BACKOFF_MS: Final = 200
 _BACKOFF_MAX_MS: Final = 5_000
 # The reader skips to the next unfinished dispatch, instead of reading through, where it lies further ahead than this.
@@ -160,17 +162,27 @@ class Takeover:
 
     def _look(self) -> Steps[None]:
         """Steps 1 and 2, for all partitions together; then each goes its own way."""
-        yield from self._until_done(self._fence)
+        owners = (yield from self._until_done(self._owners)) or {}
+        names = self._gone(owners)
+        if names:
+            # One partition speaks for all, since membership is one; rather one whose last owner let go of it in good order.
+            partitions = sorted((p for p, at in owners.items() if at.offset is not None), key=lambda p: bool(self._gone({p: owners[p]})))
+            settled = yield from self._until_done(lambda: self._settled(partitions))
+            yield from self._until_done(lambda: self._prove_membership(settled or []), _here)
+            if not self._holds_anything():
+                return  # it was refused until we were told that they are another's
+            yield from self._until_done(lambda: self._fence(names))
         found = yield from self._until_done(self._read_positions)
         for holding in self._holdings:
             if holding.held and found is not None:
                 self._steps.append(self._settle(holding, found[holding.partition]))
 
-    def _until_done(self, call: Callable[[], T]) -> Steps[T | None]:
+    def _until_done(self, call: Callable[[], T], aside: Aside | None = None) -> Steps[T | None]:
         """What `call` returns, tried again until it does; None if meanwhile there is nothing left to take over."""
+        aside = aside or self._aside
         backoff_ms = _BACKOFF_MS
         while True:
-            future = self._aside(call)
+            future = aside(call)
             while not future.done():
                 yield
             try:
@@ -181,14 +193,40 @@ class Takeover:
             backoff_ms = min(2 * backoff_ms, _BACKOFF_MAX_MS)
             while self._clock.steady_ms() < again_ms:
                 yield
-            if not any(holding.held for holding in self._holdings):
+            if not self._holds_anything():
                 return None
 
-    def _fence(self) -> None:
-        topic, own = self._holdings[0].topic, self._holdings[0].owner
-        owners = self._cluster.owners(self._group, topic, [holding.partition for holding in self._holdings])
+    def _holds_anything(self) -> bool:
+        return any(holding.held for holding in self._holdings)
+
+    def _owners(self) -> Mapping[int, GroupPosition]:
+        return self._cluster.owners(self._group, self._holdings[0].topic, [holding.partition for holding in self._holdings])
+
+    def _gone(self, owners: Mapping[int, GroupPosition]) -> list[str]:
+        """Who let go without saying so."""
         claims = [decode(metadata, offset) for offset, metadata in owners.values() if offset is not None]
-        for name in sorted({claim.owner for claim in claims if claim is not None} - {"", own}):
+        return sorted({claim.owner for claim in claims if claim is not None} - {"", self._holdings[0].owner})
+
+    def _settled(self, partitions: Sequence[int]) -> list[Offset]:
+        """The position of one of these partitions, unless a transaction is about to change it, or the group does not answer."""
+        partition = partitions[0]
+        try:
+            offset, metadata = self._reader.committed([partition], _SETTLED_TIMEOUT_S)[partition]
+        except CommitRefused:
+            return []
+        return [] if offset is None else [Offset(self._holdings[0].topic, partition, offset, metadata)]
+
+    def _prove_membership(self, settled: list[Offset]) -> None:
+        """Commits what is committed, which changes nothing and is refused to whoever is not a member any more.
+
+        Not over a pending position: that of a transaction which is decided, and whose markers are still under way, would be lost. Then
+        fencing must do without proof; at the worst it costs a live successor one transaction, and it recovers.
+        """
+        if settled:
+            self._reader.commit(settled)
+
+    def _fence(self, names: Sequence[str]) -> None:
+        for name in names:
             self._cluster.fence(name)
             log.info("worker.predecessor_fenced", predecessor=name)
 
@@ -269,3 +307,13 @@ class Takeover:
 def _committed(holding: Holding) -> Steps[None]:
     while holding.changed and holding.held:
         yield
+
+
+def _here(call: Callable[[], T]) -> Future[T]:
+    """For calls that only the polling thread may make, and that are short."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
