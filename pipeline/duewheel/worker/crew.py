@@ -47,7 +47,7 @@ class Crew:
             self._coroutines.submit([run for run in runs if run.task.is_async])
 
     def finished(self, run: Run) -> None:
-        """Called by whoever ran it, and by the polling thread for what needs no running."""
+        """Called by whoever ran it, in its thread."""
         self._done.append(run)
         if not self._arrived.is_set():
             self._arrived.set()

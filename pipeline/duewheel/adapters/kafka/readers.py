@@ -30,7 +30,6 @@ _QUEUE: Final = {
     "fetch.queue.backoff.ms": QUEUE_FULL_BACKOFF_MS,
 }
 _COMPLAIN_EVERY_S: Final = 10.0
-_COMMIT_TIMEOUT_MS: Final = 5_000
 
 
 class _Reading:
