@@ -166,9 +166,10 @@ class Takeover:
         names = self._gone(owners)
         if names:
             # One partition speaks for all, since membership is one; rather one whose last owner let go of it in good order.
-            partitions = sorted((p for p, at in owners.items() if at.offset is not None), key=lambda p: bool(self._gone({p: owners[p]})))
-            settled = yield from self._until_done(lambda: self._settled(partitions))
-            yield from self._until_done(lambda: self._prove_membership(settled or []), _here)
+            known = [holding for holding in self._holdings if owners[holding.partition].offset is not None]
+            witness = min(known, key=lambda holding: bool(self._gone({holding.partition: owners[holding.partition]})))
+            settled = yield from self._until_done(lambda: self._settled(witness))
+            yield from self._until_done(lambda: self._prove_membership(witness, settled), _here)
             if not self._holds_anything():
                 return  # it was refused until we were told that they are another's
             yield from self._until_done(lambda: self._fence(names))
@@ -207,23 +208,23 @@ class Takeover:
         claims = [decode(metadata, offset) for offset, metadata in owners.values() if offset is not None]
         return sorted({claim.owner for claim in claims if claim is not None} - {"", self._holdings[0].owner})
 
-    def _settled(self, partitions: Sequence[int]) -> list[Offset]:
-        """The position of one of these partitions, unless a transaction is about to change it, or the group does not answer."""
-        partition = partitions[0]
+    def _settled(self, holding: Holding) -> Offset | None:
+        """Its position, unless a transaction is about to change it, or the group does not answer."""
         try:
-            offset, metadata = self._reader.committed([partition], _SETTLED_TIMEOUT_S)[partition]
+            offset, metadata = self._reader.committed([holding.partition], _SETTLED_TIMEOUT_S)[holding.partition]
         except CommitRefused:
-            return []
-        return [] if offset is None else [Offset(self._holdings[0].topic, partition, offset, metadata)]
+            return None
+        return None if offset is None else Offset(holding.topic, holding.partition, offset, metadata)
 
-    def _prove_membership(self, settled: list[Offset]) -> None:
+    def _prove_membership(self, holding: Holding, settled: Offset | None) -> None:
         """Commits what is committed, which changes nothing and is refused to whoever is not a member any more.
 
         Not over a pending position: that of a transaction which is decided, and whose markers are still under way, would be lost. Then
-        fencing must do without proof; at the worst it costs a live successor one transaction, and it recovers.
+        fencing must do without proof; at the worst it costs a live successor one transaction, and it recovers. And not when the partition
+        was revoked meanwhile: it is another's, and being told so was proof enough.
         """
-        if settled:
-            self._reader.commit(settled)
+        if settled is not None and holding.held:
+            self._reader.commit([settled])
 
     def _fence(self, names: Sequence[str]) -> None:
         for name in names:
