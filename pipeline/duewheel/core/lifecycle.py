@@ -1,7 +1,8 @@
 """What may follow what.
 
-A job's phase changes only by an event that this table lists; anything else is refused and changes nothing. The diagram in
-ARCHITECTURE.md is drawn from the table (`python -m duewheel.core.lifecycle`).
+A job's phase changes only by an event that this table lists. Any other changes nothing and is counted, since each may happen to a
+faithful system: the same outcome once more, a cancel that comes after the end. The table in ARCHITECTURE.md is printed from this one
+(`python -m duewheel.core.lifecycle`).
 
     WAITING ──DUE──► DISPATCHED ──SUCCEEDED──► SUCCEEDED
        │                │  ▲  │
@@ -11,6 +12,10 @@ ARCHITECTURE.md is drawn from the table (`python -m duewheel.core.lifecycle`).
 
 CANCELLING is a dispatched job that must not be dispatched again: what runs may finish, what is lost stays lost. An attempt of a
 FAILED run is final for now; retries will lead from DISPATCHED back to WAITING.
+
+Where the table says DISPATCHED, a new dispatch is to go out, and two things may stand against it. If the job was redefined meanwhile,
+this generation is CANCELLED. If its queue has no topic any more, the job is WAITING until there is one. A redefined job begins anew:
+its newest generation is WAITING, whatever became of the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from duewheel.core.errors import BrokenInvariant
 from duewheel.core.model import Phase, Result
 
 
@@ -32,10 +36,6 @@ class Event(StrEnum):
     LOST = Result.LOST
     INTERRUPTED = Result.INTERRUPTED
     OVERDUE = "OVERDUE"  # a dispatch without an outcome for so long that its record may be deleted soon
-
-
-class IllegalTransition(BrokenInvariant):
-    """An event that may not happen in this phase; nothing was changed."""
 
 
 TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
@@ -56,18 +56,6 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
 }
 
 TERMINAL: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-
-
-def follow(phase: str, event: str) -> Phase:
-    """The phase that `event` leads to from `phase`.
-
-    Raises:
-        IllegalTransition: the table does not list it.
-    """
-    try:
-        return TRANSITIONS[phase, event]
-    except KeyError:
-        raise IllegalTransition(f"{event} may not happen to a job that is {phase}") from None
 
 
 def table() -> str:
