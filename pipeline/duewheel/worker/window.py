@@ -10,8 +10,8 @@ back when it goes. So a worker claims what its handlers can do in WINDOW_MS, and
 How long handlers take is learnt from those that finished, the last few dozen weighing most. But what was fast may be followed by
 what is slow, and of handlers that have not finished nobody knows. So the window is never larger than the concurrency, or GROWTH times
 what has finished within the last RECENT_MS. It opens from 10 to 4,000 in six rounds of claiming and finishing, a few milliseconds each,
-and shuts by itself RECENT_MS after things have become slow or quiet. RECENT_MS is longer than work comes in bursts and commits take, or
-each burst would have to open the window again: with 75 ms, 25 % fewer jobs a second.
+and shuts by itself RECENT_MS after things have become slow or quiet. RECENT_MS is longer than the pauses between bursts and than commits
+take, or each burst would have to open the window again.
 """
 
 from __future__ import annotations
