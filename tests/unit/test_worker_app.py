@@ -118,6 +118,10 @@ def test_an_annotation_that_nothing_can_be_made_for_is_refused_when_registering(
         (Any, "application/octet-stream", b"\xff", b"\xff"),
         (Any, "application/json", b"[1]", [1]),
         (list[int], "Application/JSON; charset=utf-8", b"[1]", [1]),
+        (Any, "application/json", b"", None),
+        (Order | None, "application/json", b"", None),
+        (bytes, "application/json", b"", b""),
+        (Any, "application/octet-stream", b"", b""),
     ],
 )
 def test_the_content_type_decides_how_bytes_are_read(annotation: Any, content_type: str, payload: bytes, value: Any) -> None:
@@ -130,6 +134,8 @@ def test_the_content_type_decides_how_bytes_are_read(annotation: Any, content_ty
         (Order, "application/octet-stream", b"{}", "must be annotated bytes, not Order"),
         (Any, "application/json", b"{", "cannot be parsed"),
         (Any, "application/json", b"\xff", "cannot be parsed"),
+        (Any, "application/json", b" ", "cannot be parsed"),
+        (Order, "application/json", b"", "payload must be an object, not null"),
     ],
 )
 def test_bytes_that_are_not_what_they_are_said_to_be(annotation: Any, content_type: str, payload: bytes, message: str) -> None:

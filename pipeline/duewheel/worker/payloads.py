@@ -3,7 +3,8 @@
 The rules, by the job's content type and the parameter's annotation:
 
     annotation `bytes`                the bytes as they are, whatever the content type
-    content type application/json     parsed, then checked and converted to the annotation
+    content type application/json     parsed, then checked and converted to the annotation; no bytes at all are null, since the schemas
+                                      let producers leave the payload out
     any other content type            the bytes as they are; the annotation must be absent, `Any` or `bytes`
 
 What a JSON parameter may be annotated with, also nested:
@@ -69,7 +70,7 @@ def reader(annotation: Any) -> Callable[[bytes, str], Any]:
                 f"send it as {JSON}, or change the annotation"
             )
         try:
-            value = decode(payload.decode())
+            value = decode(payload.decode()) if payload else None
         except ValueError as error:  # of UTF-8 and of JSON alike
             raise PayloadMismatch(f"the payload is declared as {JSON} but cannot be parsed: {error}") from None
         return value if convert is None else convert(value, "payload")
