@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -12,24 +11,21 @@ import click
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import Alter, Change, Create, Notice, Refusal, TopicAdmin, refuse
 from duewheel.cli.common import cluster_options, option
-from duewheel.core.limits import QUEUE_CHARS_MAX
-from duewheel.core.topology import QUEUE_DEFAULT, Topology
+from duewheel.core.topology import QUEUE_DEFAULT, Topology, queue_fault
 
 PARTITIONS_MAX: Final = 10_000
-_QUEUE: Final = re.compile(rf"([a-zA-Z0-9._-]{{1,{QUEUE_CHARS_MAX}}})(?::([0-9]{{1,5}}))?")
 
 
 def _queues(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int | None]:
     queues: dict[str, int | None] = {}
     for value in values or (QUEUE_DEFAULT,):
-        match = _QUEUE.fullmatch(value)
-        count = int(match[2]) if match and match[2] else None
-        if match is None or (count is not None and not 1 <= count <= PARTITIONS_MAX):
-            raise click.BadParameter(
-                f"{value!r} is neither NAME nor NAME:PARTITIONS; a name is 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -, and "
-                f"a queue has 1 to {PARTITIONS_MAX} partitions"
-            )
-        queues[match[1]] = count
+        name, colon, count = value.partition(":")
+        fault = queue_fault(name)
+        if fault is not None:
+            raise click.BadParameter(f"{value!r} is neither NAME nor NAME:PARTITIONS: queue {name!r} {fault}")
+        if colon and not (count.isdecimal() and count.isascii() and len(count) <= 5 and 1 <= int(count) <= PARTITIONS_MAX):
+            raise click.BadParameter(f"{value!r} is neither NAME nor NAME:PARTITIONS: a queue has 1 to {PARTITIONS_MAX} partitions")
+        queues[name] = int(count) if colon else None
     return queues
 
 

@@ -25,17 +25,16 @@ from duewheel.core.limits import (
     HEADERS_COUNT_MAX,
     JOB_ID_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
-    QUEUE_CHARS_MAX,
     RETENTION_MS_MAX,
     TASK_BYTES_MAX,
 )
 from duewheel.core.model import Cancel, OnConflict, Schedule
+from duewheel.core.topology import queue_fault
 
 CONTENT_TYPES: Final = frozenset({"application/json", "application/octet-stream"})
 
 _ON_CONFLICT: Final = frozenset(OnConflict)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_QUEUE: Final = re.compile(r"[a-zA-Z0-9._-]+")
 # How many different names of tasks and queues are remembered as good. An installation has dozens.
 _NAMES_CACHED_MAX: Final = 1_024
 
@@ -150,13 +149,9 @@ def _check_retention(retention_ms: object) -> None:
 def _check_queue(queue: object) -> None:
     if not isinstance(queue, str):
         _refuse(Reason.BAD_QUEUE, f"the queue {_show(queue)} is of type {type(queue).__name__}; give a str")
-    if len(queue) > QUEUE_CHARS_MAX:
-        _refuse(Reason.BAD_QUEUE, f"the queue {_show(queue)} has {len(queue):,} characters, at most {QUEUE_CHARS_MAX} are allowed")
-    if not _QUEUE.fullmatch(queue):
-        _refuse(
-            Reason.BAD_QUEUE,
-            f"the queue {_show(queue)} cannot be part of a topic's name; use 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -",
-        )
+    fault = queue_fault(queue)
+    if fault is not None:
+        _refuse(Reason.BAD_QUEUE, f"the queue {_show(queue)} {fault}")
 
 
 def _check_content_type(content_type: object) -> None:

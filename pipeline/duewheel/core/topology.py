@@ -6,13 +6,17 @@ Kafka's own murmur2 of its id, so that a Java, Go or Python producer (or kcat wi
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Final
 
+from duewheel.core.limits import QUEUE_CHARS_MAX
+
 PREFIX_DEFAULT: Final = "duewheel"
 PARTITIONS_DEFAULT: Final = 16
 QUEUE_DEFAULT: Final = "default"
+_QUEUE: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,15 @@ class Topology:
 
     def worker_group(self, queue: str) -> str:
         return f"{self.prefix}.worker.{queue}"
+
+
+def queue_fault(queue: str) -> str | None:
+    """Why a queue cannot have this name, as the rest of a sentence that begins with the name; None where it can."""
+    if len(queue) > QUEUE_CHARS_MAX:
+        return f"has {len(queue):,} characters, at most {QUEUE_CHARS_MAX} are allowed"
+    if not _QUEUE.fullmatch(queue):
+        return f"cannot be part of a topic's name; use 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -"
+    return None
 
 
 def murmur2(data: bytes) -> int:
