@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from structlog.testing import capture_logs
 
@@ -136,13 +137,7 @@ def test_K2_a_store_that_ends_before_the_log_begins_is_rebuilt_from_its_beginnin
     desk.drive(second, until=lambda: sum((m.key() or b"").startswith(b"dkept") for m in desk.seen(desk.topology.state)) >= 10)
     desk.leave(second)
     begin = min(m.offset() or 0 for m in desk.read(desk.topology.state) if (m.key() or b"").startswith(b"dkept"))
-    admin = AdminClient(desk.kafka.common())
-    also_delete = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, desk.topology.state, incremental_configs=[also_delete])
-    [altered] = admin.incremental_alter_configs([resource]).values()
-    altered.result(TIMEOUT_S)
-    [gone] = admin.delete_records([TopicPartition(desk.topology.state, 2, begin)]).values()
-    assert gone.result(TIMEOUT_S).low_watermark == begin
+    delete_before(desk, TopicPartition(desk.topology.state, 2, begin))
     with capture_logs() as logs:
         again = desk.active("a")
     desk.leave(again)
@@ -150,6 +145,24 @@ def test_K2_a_store_that_ends_before_the_log_begins_is_rebuilt_from_its_beginnin
     desk.forget(desk.topology.state)  # what is gone, our reader should not know either
     desk.check_stores("a")
     assert {key for key in desk.fold()[2] if key[:1] == b"d"} == {b"d" + job_id.encode() for job_id in kept}
+
+
+def delete_before(desk: Desk, position: TopicPartition) -> None:
+    """Deletes what lies before an offset of the changelog, for which it must not be compacted only."""
+    admin = AdminClient(desk.kafka.common())
+    also_delete = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, position.topic, incremental_configs=[also_delete])
+    [altered] = admin.incremental_alter_configs([resource]).values()
+    altered.result(TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        [deleted] = admin.delete_records([position]).values()
+        try:
+            assert deleted.result(TIMEOUT_S).low_watermark == position.offset
+            return
+        except KafkaException as error:  # the broker has not heard of the new policy yet
+            assert error.args[0].code() == KafkaError.POLICY_VIOLATION, error
+            assert time.monotonic() < deadline
 
 
 def test_K5_generations_change_and_the_assignment_does_not(desk: Desk) -> None:
