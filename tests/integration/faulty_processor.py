@@ -22,7 +22,7 @@ from confluent_kafka import TopicPartition
 from duewheel import logs, wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.transactions import KafkaTransactions
-from duewheel.cli.processor import Stop
+from duewheel.cli.running import Stop
 from duewheel.core.topology import Topology
 from duewheel.engine.partition import Partition
 from duewheel.engine.processor import Processor

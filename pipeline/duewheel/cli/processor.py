@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from pathlib import Path
-from types import FrameType
-from typing import Final
 
 import click
 import structlog
@@ -15,14 +11,11 @@ from duewheel import wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import spare_garbage_collection
 from duewheel.cli.common import cluster_options
+from duewheel.cli.running import Stop, connected
 from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.topology import Topology
-from duewheel.engine.processor import Processor
 
 log = structlog.get_logger(__name__)
-
-_RETRY_S: Final = 1.0
-_RETRY_MAX_S: Final = 10.0
 
 
 @click.command()
@@ -37,52 +30,31 @@ def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_ti
     """Keep jobs and fire them at their time.
 
     Run as many as you like, each with a state directory of its own: they share the timer partitions among them, and when one goes, the
-    others take over what it had. Stop it with Ctrl-C or SIGTERM: it hands its partitions over first. kill -9 loses nothing either.
+    others take over what it had. Stop it with Ctrl-C or SIGTERM: it hands its partitions over first. A second signal stops it at once;
+    neither that nor kill -9 loses anything.
 
     \b
     Example:
       duewheel topics apply
       duewheel processor --state-dir /var/lib/duewheel
     """
-    stopping = Stop()
-    instance = _connect(kafka, topology, state_dir, broker_timeout_s, schema_registry, stopping)
+    stop = Stop()
+    instance = connected(
+        lambda: wiring.timer_processor(kafka, topology, state_dir, broker_timeout_s, schema_registry=schema_registry),
+        _delayed,
+        broker_timeout_s,
+        stop,
+    )
     if instance is None:
         return
     spare_garbage_collection()
     instance.start()
     log.info("processor.started", bootstrap_servers=kafka.bootstrap_servers, prefix=topology.prefix, state_dir=str(state_dir))
-    while not stopping:
+    while not stop:
         instance.turn()
     instance.close()
     log.info("processor.stopped")
 
 
-class Stop:
-    """True once SIGINT or SIGTERM has come."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def __bool__(self) -> bool:
-        return self._asked
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-
-
-def _connect(
-    kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, schema_registry: str | None, stopping: Stop
-) -> Processor | None:
-    deadline, wait_s = time.monotonic() + broker_timeout_s, _RETRY_S
-    while not stopping:
-        try:
-            return wiring.timer_processor(kafka, topology, state_dir, broker_timeout_s, schema_registry=schema_registry)
-        except BrokerUnavailable as error:
-            if time.monotonic() + wait_s > deadline:
-                raise
-            log.warning("processor.cluster_unavailable", error=str(error))
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
-    return None
+def _delayed(error: BrokerUnavailable) -> None:
+    log.warning("processor.cluster_unavailable", error=str(error))

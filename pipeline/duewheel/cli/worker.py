@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import signal
 import socket
 import sys
-import time
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
@@ -20,16 +16,13 @@ from duewheel import wiring
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import spare_garbage_collection
 from duewheel.cli.common import cluster_options, option
+from duewheel.cli.running import Stop, connected
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable
-from duewheel.core.limits import QUEUE_CHARS_MAX, WORKER_CONCURRENCY_MAX
-from duewheel.core.topology import QUEUE_DEFAULT, Topology
+from duewheel.core.limits import WORKER_CONCURRENCY_MAX
+from duewheel.core.topology import QUEUE_DEFAULT, Topology, queue_fault
 from duewheel.worker.app import App
-from duewheel.worker.loop import Worker
 
 log = structlog.get_logger(__name__)
-
-_RETRY_S: Final = 1.0
-_RETRY_MAX_S: Final = 10.0
 
 # The polling thread needs the interpreter back soon after a commit, while handlers may be computing. The default of 5 ms is as long as
 # a whole turn of the loop.
@@ -68,11 +61,14 @@ def worker(
       duewheel worker shop.jobs:app -q mail -c 20
     """
     app = load(app_path)
-    if not re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{QUEUE_CHARS_MAX}}}", queue):
-        raise BadConfiguration(f"queue {queue!r} must be 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -")
+    fault = queue_fault(queue)
+    if fault is not None:
+        raise BadConfiguration(f"queue {queue!r} {fault}")
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     stop = Stop()
-    instance = _connect(kafka, topology, app, queue, concurrency, name, broker_timeout_s, stop)
+    instance = connected(
+        lambda: wiring.worker(kafka, topology, app, queue, concurrency, name, broker_timeout_s), _delayed, broker_timeout_s, stop
+    )
     if instance is None:
         return
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -87,25 +83,11 @@ def worker(
         tasks=sorted(app.tasks),
     )
     while not instance.stopped:
-        if stop.asked:
+        if stop:
             instance.drain(round(grace_s * 1000))
         instance.turn()
     instance.close()
     log.info("worker.stopped")
-
-
-class Stop:
-    """Notes the first SIGINT or SIGTERM; a second one ends the process as if it had never been caught."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
 
 
 def load(app_path: str) -> App:
@@ -138,17 +120,5 @@ def load(app_path: str) -> App:
     return app
 
 
-def _connect(
-    kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float, stop: Stop
-) -> Worker | None:
-    deadline, wait_s = time.monotonic() + broker_timeout_s, _RETRY_S
-    while not stop.asked:
-        try:
-            return wiring.worker(kafka, topology, app, queue, concurrency, name, broker_timeout_s)
-        except BrokerUnavailable as error:
-            if time.monotonic() + wait_s > deadline:
-                raise
-            log.warning("worker.cluster_unavailable", error=str(error))
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
-    return None
+def _delayed(error: BrokerUnavailable) -> None:
+    log.warning("worker.cluster_unavailable", error=str(error))
