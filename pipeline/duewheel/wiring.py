@@ -159,7 +159,6 @@ def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurr
     from duewheel.adapters.avro import codec
     from duewheel.adapters.kafka.cluster import KafkaCluster
     from duewheel.adapters.kafka.readers import KafkaGroupReader, KafkaReader
-    from duewheel.adapters.kafka.settings import SESSION_TIMEOUT_MS
     from duewheel.adapters.kafka.transactions import KafkaTransactions
     from duewheel.adapters.system import SystemClock
     from duewheel.worker.crew import Crew
@@ -188,6 +187,6 @@ def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurr
         crew=Crew(concurrency, queue, clock),
         aside=ThreadPoolExecutor(4, "duewheel-aside").submit,
         outcome_partitions=outcome_partitions,
-        session_timeout_ms=int(kafka.options.get("session.timeout.ms", SESSION_TIMEOUT_MS)),
+        session_timeout_ms=kafka.session_timeout_ms,
         broker_timeout_ms=round(broker_timeout_s * 1000),
     )

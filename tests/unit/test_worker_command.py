@@ -52,10 +52,18 @@ def test_an_app_that_cannot_be_imported_shows_its_own_error(tmp_path: Path) -> N
 def test_a_queue_that_cannot_be_a_topic_is_refused(tmp_path: Path) -> None:
     code, said = worker(tmp_path, "good:app", "-q", "no spaces")
     assert code == 2
-    assert "queue 'no spaces' must be 1 to 100 characters" in said
+    assert "queue 'no spaces' cannot be part of a topic's name; use 1 to 100 characters" in said
 
 
 def test_a_broker_that_is_away_is_named_and_waited_for_as_long_as_configured(tmp_path: Path) -> None:
     code, said = worker(tmp_path, "good:app", "-b", "127.0.0.1:1", "--broker-timeout", "1")
     assert code == 3
     assert "127.0.0.1:1" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("value", ["soon", "6000.5", "0x1770", ""])
+def test_a_session_timeout_that_is_no_number_is_refused(tmp_path: Path, value: str) -> None:
+    code, said = worker(tmp_path, "good:app", "-X", f"session.timeout.ms={value}")
+    assert code == 2
+    assert "session.timeout.ms" in said
+    assert "Traceback" not in said

@@ -67,6 +67,21 @@ class KafkaConfig:
         # comes through error callbacks into ours.
         return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.options}
 
+    @property
+    def session_timeout_ms(self) -> int:
+        """After how long without a heartbeat a member is declared dead.
+
+        Raises:
+            BadConfiguration: it is no whole number.
+        """
+        value = self.options.get("session.timeout.ms", SESSION_TIMEOUT_MS)
+        try:
+            return int(value)
+        except ValueError:
+            raise BadConfiguration(
+                f"session.timeout.ms {value!r} must be a whole number of milliseconds, such as {SESSION_TIMEOUT_MS}"
+            ) from None
+
     def reader(self, **settings: Any) -> dict[str, Any]:
         """A consumer that is assigned by hand, commits nothing, and sees only what was committed."""
         return {
@@ -151,6 +166,7 @@ def check(kafka: KafkaConfig) -> None:
     Raises:
         BadConfiguration: a setting is unknown, has a wrong value, or does not go with another.
     """
+    _ = kafka.session_timeout_ms  # librdkafka takes 6000.5 and 0x1770 too; we count in it ourselves
     try:
         nowhere = {"bootstrap.servers": ""}
         Consumer({**kafka.member("duewheel-unused"), **nowhere}).close()
