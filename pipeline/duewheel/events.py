@@ -63,6 +63,10 @@ EVENTS: Final[Mapping[str, Event]] = {
         ("topic", "partition", "known", "end"),
     ),
     "processor.replayed": Event("The local store is level with the changelog.", ("partition", "records")),
+    "processor.replay_blocked": Event(
+        "A transaction hangs in the changelog, which cannot be read past it. End it with kafka-transactions.sh (find-hanging, abort).",
+        ("partitions",),
+    ),
     "processor.active": Event("A timer partition fires from now on.", ("partition", "token")),
     "processor.batch_aborted": Event("A transaction left nothing; its inputs are read again.", ("error",)),
     "processor.batch_unknown": Event("Nobody knows whether a transaction was committed; the cluster is asked.", ("error",)),

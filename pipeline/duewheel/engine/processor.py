@@ -75,6 +75,7 @@ _CROWD: Final = 500
 
 _REPLAY_RECORDS_MAX: Final = 5_000
 _REPLAY_WAIT_S: Final = 0.02
+_REPLAY_BLOCKED_MS: Final = 30_000  # a transaction of a processor has ended by then, whatever became of it
 _COMMITTED_TIMEOUT_S: Final = 3.0
 _CLAIM_BACKOFF_MS: Final = 200
 _CLAIM_BACKOFF_MAX_MS: Final = 10_000
@@ -164,7 +165,7 @@ class Processor:
         self._contact_ms = clock.steady_ms()
         self._is_crowded = False
         self._turns = 0
-        self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = 0
+        self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = self._replayed_ms = 0
 
     def start(self) -> None:
         """Joins the group."""
@@ -498,11 +499,18 @@ class Processor:
             partition.begin_inputs(Inputs(*intake[n]), Inputs(*outcomes[n]))
             partition.intake_offset = starts[n]  # what a release says, should it come before the changelog was replayed
             partition.stage = Stage.REPLAYING
+        self._replayed_ms = self._clock.steady_ms()
 
     def _replay(self, partitions: Sequence[Partition], now_ms: int) -> None:
         records: dict[int, list[Record]] = {}
         for record in self._changelog.poll(_REPLAY_WAIT_S, _REPLAY_RECORDS_MAX):
             records.setdefault(record.partition(), []).append(record)
+        steady_ms = self._clock.steady_ms()
+        if records:
+            self._replayed_ms = steady_ms
+        elif steady_ms - self._replayed_ms > _REPLAY_BLOCKED_MS:
+            self._replayed_ms = steady_ms
+            log.error("processor.replay_blocked", partitions=sorted(partition.number for partition in partitions))
         for partition in partitions:
             number = partition.number
             if not partition.replay(records.get(number, []), self._changelog.reached(number), now_ms):
