@@ -35,7 +35,8 @@ from duewheel.fleet import Fleet
 RATE_DEFAULT: Final = 1_000
 SECONDS_DEFAULT: Final = 20
 WARM_UP_S: Final = 10
-PARTITIONS_DEFAULT: Final = 4
+# On one machine with its broker, the broker's work for a transaction is what makes jobs late, and it grows with each partition touched.
+PARTITIONS_DEFAULT: Final = 1
 CONCURRENCY_DEFAULT: Final = 10  # as `duewheel worker`
 # From the first job scheduled to the first one due: two seconds for whatever is slow, and 20,000 jobs a second, a sixth of what a client
 # can do.
