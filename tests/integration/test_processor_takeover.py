@@ -327,7 +327,7 @@ def test_an_old_generation_that_ends_late_leaves_the_new_one_its_timer(desk: Des
     desk.leave(first)
     desk.publish([raw_schedule("job", due_ms, created_ms=due_ms - 1, payload=b"new", on_conflict=OnConflict.REPLACE)])
     desk.answer(desk.dispatches())
-    desk.publish(raw_schedule(job_id, now_ms() + DAY_MS) for job_id in job_ids(9_000, partition=home("job"), prefix="other"))
+    desk.publish(raw_schedule(job_id, now_ms() + DAY_MS) for job_id in job_ids(30_000, partition=home("job"), prefix="other"))
     second = desk.processor("b")
     desk.drive(second, until=lambda: desk.phases().get("job") == Phase.SUCCEEDED)
     assert second.stages[home("job")] < Stage.ACTIVE, "nothing was left to catch up with"

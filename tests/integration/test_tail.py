@@ -138,8 +138,9 @@ def test_what_was_aborted_is_not_told(broker: KafkaConfig, topology: Topology) -
 def test_a_record_that_cannot_be_read_is_told_and_hides_nothing(broker: KafkaConfig, topology: Topology) -> None:
     _produce(broker, [(topology.intake, None, b"\xc3\x01" + 20 * b"?", T0_MS), _command(topology, "after", T0_MS + 1)])
     told = _told(broker, topology, "--from-beginning")
-    assert [(entry["event"], entry["job_id"]) for entry in told] == [("unreadable", None), ("schedule", "after")]
-    assert told[0]["error"] == "unknown_schema"
+    # Two partitions, perhaps within one millisecond: then neither comes first.
+    assert {(entry["event"], entry["job_id"]) for entry in told} == {("unreadable", None), ("schedule", "after")}
+    assert [entry["error"] for entry in told if entry["event"] == "unreadable"] == ["unknown_schema"]
 
 
 def test_filters_choose(broker: KafkaConfig, topology: Topology) -> None:
