@@ -253,19 +253,18 @@ class Partition:
         """When the next timer of the near horizon is due, in milliseconds since the epoch."""
         return self._wheel.next_due_ms()
 
-    def extend_horizon(self, now_ms: int) -> bool:
-        """Reads the next piece of the near horizon from disk, where half of it has passed. True while more is to be read."""
+    def extend_horizon(self, now_ms: int) -> None:
+        """Reads the next piece of the near horizon from disk, where half of it has passed."""
         wheel = self._wheel
         end = time_key(now_ms + HORIZON_MS)
         if wheel.horizon and due_of(wheel.horizon[:8]) - now_ms > HORIZON_MS // 2:
-            return False
+            return
         count_max = min(_LOAD_TIMERS_MAX, wheel.room)
         if count_max <= 0:
-            return False
+            return
         keys = self._store.timers(wheel.horizon, end, count_max)
         complete = len(keys) < count_max
         wheel.load(keys, end if complete else keys[-1] + b"\0")
-        return not complete
 
     # --- housekeeping ---
 
