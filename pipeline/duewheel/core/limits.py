@@ -73,3 +73,35 @@ WORKER_BYTES_MAX: Final = 67_108_864
 
 # Outcomes recorded in one transaction: at about 10 us each, 2,000 are 20 ms, beside 3 ms for the commit.
 WORKER_OUTCOMES_MAX: Final = 2_000
+
+# Attempts. A default task is tried five times over about a minute and a half; whoever wants more says so, up to these.
+ATTEMPTS_DEFAULT: Final = 5
+ATTEMPTS_MAX: Final = 1_000
+RETRY_DELAY_MS_DEFAULT: Final = SECOND_MS
+RETRY_FACTOR_DEFAULT: Final = 4.0
+RETRY_DELAY_MS_MAX_DEFAULT: Final = HOUR_MS
+RETRY_DELAY_MS_MAX: Final = 30 * DAY_MS
+RETRY_DELAYS_MAX: Final = 50
+RETRY_JITTER_DEFAULT: Final = 0.5
+RETRY_CLASSES_MAX: Final = 20
+
+# A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.
+CRASHES_MAX_DEFAULT: Final = 3
+CRASHES_MAX: Final = 100
+LAST_LIFE_SNOOZE_MS: Final = 2_000
+
+# Runs. Heartbeats say that a run goes on; a lease outlives two that were missed, and a broker's election (a few seconds) besides.
+RUN_TIMEOUT_MS_DEFAULT: Final = DAY_MS
+RUN_TIMEOUT_MS_MAX: Final = 30 * DAY_MS
+HEARTBEAT_MS: Final = 10_000
+LEASE_MS: Final = 3 * HEARTBEAT_MS
+LEASE_MARGIN_MS: Final = 5_000
+LEASE_MS_MAX: Final = DAY_MS
+OUTPUT_BYTES_MAX: Final = 8_192
+
+# How a run went, as kept with its state: the first attempt's ending, which often tells the cause, and the latest ones.
+ENDINGS_MAX: Final = 20
+ENDING_MESSAGE_CHARS_MAX: Final = 300
+
+# A dead run waits for somebody to look at it; the dead-letter topic keeps its payload for 30 days.
+DEAD_RETENTION_MS: Final = 14 * DAY_MS

@@ -24,8 +24,11 @@ class Phase(StrEnum):
     DISPATCHED = "DISPATCHED"
     CANCELLING = "CANCELLING"  # dispatched, and not to be dispatched again
     SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
+    FAILED = "FAILED"  # dead: it may be redriven or dropped
     CANCELLED = "CANCELLED"
+    RUNNING = "RUNNING"  # dispatched, and its worker said so: there is a lease
+    DISCARDED = "DISCARDED"  # given up on purpose, by the handler
+    EXPIRED = "EXPIRED"  # not started in time
 
 
 class Result(StrEnum):
@@ -35,6 +38,39 @@ class Result(StrEnum):
     FAILED = "FAILED"
     LOST = "LOST"
     INTERRUPTED = "INTERRUPTED"
+    STARTED = "STARTED"
+    HEARTBEAT = "HEARTBEAT"
+    RETRY = "RETRY"
+    SNOOZED = "SNOOZED"
+    DISCARDED = "DISCARDED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+
+
+class Closing(StrEnum):
+    """What became of a dead run."""
+
+    REDRIVEN = "REDRIVEN"
+    DROPPED = "DROPPED"
+    REPLACED = "REPLACED"
+    FORGOTTEN = "FORGOTTEN"
+
+
+class Policy(TypedDict):
+    attempts_max: int
+    delays_ms: list[int]
+    factor: float
+    delay_ms_max: int
+    jitter: float
+    give_up_on: list[str]
+    retry_on: list[str]
+    run_timeout_ms: int
+
+
+class Limits(TypedDict):
+    expires_ms: int
+    total_timeout_ms: int
+    crashes_max: int
 
 
 class Work(TypedDict):
@@ -42,6 +78,7 @@ class Work(TypedDict):
     content_type: str
     payload: bytes
     headers: dict[str, str]
+    policy: Policy | None
 
 
 class Schedule(TypedDict):
@@ -51,11 +88,24 @@ class Schedule(TypedDict):
     on_conflict: str
     retention_ms: int
     queue: str
+    limits: Limits | None
     work: Work
 
 
 class Cancel(TypedDict):
     job_id: str
+    created_ms: int
+
+
+class Redrive(TypedDict):
+    job_id: str
+    token: int
+    created_ms: int
+
+
+class Drop(TypedDict):
+    job_id: str
+    token: int
     created_ms: int
 
 
@@ -70,6 +120,25 @@ class Failure(TypedDict):
     traceback: str
 
 
+class Ending(TypedDict):
+    attempt: int
+    token: int
+    result: str
+    started_ms: int
+    ended_ms: int
+    worker: str
+    type: str
+    message: str
+
+
+class Trail(TypedDict):
+    wake_ms: int
+    lease_ms: int
+    first_ms: int
+    output: bytes | None
+    endings: list[Ending]
+
+
 class State(TypedDict):
     generation: int
     phase: str
@@ -79,12 +148,20 @@ class State(TypedDict):
     slot_ms: int
     changed_ms: int
     error: Failure | None
+    trail: Trail | None
 
 
 class Progress(TypedDict):
     token: int
     intake_offset: int
     outcomes_offset: int
+
+
+class Terms(TypedDict):
+    crashes: int
+    is_last_life: bool
+    expires_ms: int
+    deadline_ms: int
 
 
 class Dispatch(TypedDict):
@@ -95,6 +172,7 @@ class Dispatch(TypedDict):
     attempt: int
     timer_partition: int
     dispatched_ms: int
+    terms: Terms | None
     work: Work
 
 
@@ -108,6 +186,15 @@ class Outcome(TypedDict):
     finished_ms: int
     worker: str
     error: Failure | None
+    retry_after_ms: int
+    lease_ms: int
+    output: bytes | None
+
+
+class Stop(TypedDict):
+    job_id: str
+    token: int
+    queue: str
 
 
 class Header(TypedDict):
@@ -125,3 +212,20 @@ class DeadLetter(TypedDict):
     key: bytes | None
     value: bytes | None
     headers: list[Header]
+
+
+class DeadRun(TypedDict):
+    job_id: str
+    token: int
+    timer_partition: int
+    died_ms: int
+    reason: str
+    state: State
+    definition: Definition
+
+
+class DeadRunClosed(TypedDict):
+    job_id: str
+    token: int
+    closed_ms: int
+    how: str
