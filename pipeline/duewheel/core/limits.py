@@ -28,7 +28,7 @@ PAYLOAD_BYTES_MAX: Final = 1_000_000
 HEADERS_BYTES_MAX: Final = 16_384
 HEADERS_COUNT_MAX: Final = 64
 RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + HEADERS_BYTES_MAX + 8_192
-DEAD_LETTER_BYTES_MAX: Final = RECORD_BYTES_MAX + 65_536
+DEAD_LETTER_BYTES_MAX: Final = RECORD_BYTES_MAX + 131_072
 
 # What anybody may put around a command: keys and Kafka's own headers, which compress to nothing and so can be of many megabytes. A dead
 # letter keeps this much of each, and its key twice; a record astray with more headers is not forwarded, as beside the largest job

@@ -42,6 +42,10 @@ class Topology:
         return f"{self.prefix}.dead-letter"
 
     @property
+    def control(self) -> str:
+        return f"{self.prefix}.control"
+
+    @property
     def processor_group(self) -> str:
         return f"{self.prefix}.processor"
 
