@@ -32,6 +32,7 @@ def test_every_topic_of_the_topology_is_declared() -> None:
         TOPOLOGY.state,
         TOPOLOGY.outcomes,
         TOPOLOGY.dead_letter,
+        TOPOLOGY.control,
         TOPOLOGY.dispatch("mail"),
         TOPOLOGY.dispatch("reports"),
     }
