@@ -32,7 +32,7 @@ from duewheel.core.limits import (
     ERROR_TYPE_CHARS_MAX,
     PARKED_MS,
 )
-from duewheel.core.model import Cancel, Failure, OnConflict, Outcome, Phase, Schedule, State
+from duewheel.core.model import Cancel, Failure, Limits, OnConflict, Outcome, Phase, Schedule, State
 from duewheel.core.wheel import job_of, timer_key
 
 
@@ -43,6 +43,7 @@ class Defined(NamedTuple):
     due_ms: int
     queue: str
     retention_ms: int
+    limits: Limits | None
     work: bytes
     command: bytes
 
@@ -155,7 +156,7 @@ class Step:
             self.counts.replaced += 1
         due_ms = record["due_ms"]
         self.size_bytes += len(command)
-        self.definitions[job_id] = Defined(generation, due_ms, record["queue"], record["retention_ms"], work, command)
+        self.definitions[job_id] = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command)
         self.counts.scheduled += 1
         if due_ms <= self.now_ms and (not self.catching_up or due_ms <= record["created_ms"]):
             self._due[job_id] = None
