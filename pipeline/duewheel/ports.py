@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, Dispatch, Outcome, Progress, State
+from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Outcome, Progress, State, Stop, Terms
 from duewheel.core.step import Defined
 
 
@@ -252,7 +252,9 @@ class Codec(Protocol):
     """Bytes to records and back, strictly. `adapters.avro.codec` is one, as a module."""
 
     def decode_command(self, value: bytes | None) -> tuple[str, Any, bytes]:
-        """("schedule", Schedule, its work encoded) or ("cancel", Cancel, nothing).
+        """("schedule", Schedule, its work encoded), or ("cancel", Cancel, nothing), ("redrive", Redrive, nothing), ("drop", Drop, nothing).
+
+        Nothing may be written into a record: the dicts of limits and policies in it are shared with other records.
 
         Raises:
             UndecodableRecord: this and every other decoder.
@@ -266,15 +268,31 @@ class Codec(Protocol):
     def decode_progress(self, value: bytes | None) -> Progress: ...
     def encode_state(self, record: State) -> bytes: ...
     def encode_progress(self, record: Progress) -> bytes: ...
+    def encode_stop(self, record: Stop) -> bytes: ...
     def encode_dead_letter(self, record: DeadLetter) -> bytes: ...
+    def encode_dead_run_closed(self, record: DeadRunClosed) -> bytes: ...
 
     def splice_definition(self, generation: int, command: bytes) -> bytes:
         """The encoded Definition around an encoded Schedule."""
 
     def splice_dispatch(
-        self, token: int, job_id: str, generation: int, slot_ms: int, attempt: int, timer_partition: int, dispatched_ms: int, work: bytes
+        self,
+        token: int,
+        job_id: str,
+        generation: int,
+        slot_ms: int,
+        attempt: int,
+        timer_partition: int,
+        dispatched_ms: int,
+        terms: Terms | None,
+        work: bytes,
     ) -> bytes:
         """The encoded Dispatch around encoded work."""
+
+    def splice_dead_run(
+        self, job_id: str, token: int, timer_partition: int, died_ms: int, reason: str, state: State, definition: bytes
+    ) -> bytes:
+        """The encoded DeadRun around an encoded Definition."""
 
     def peek_definition(self, value: bytes) -> Defined:
         """What the rules need of an encoded Definition, without looking into its work."""
@@ -284,6 +302,9 @@ class WorkerCodec(Protocol):
     """As `Codec`: what workers need."""
 
     def decode_dispatch(self, value: bytes | None) -> Dispatch:
+        """Raises UndecodableRecord. Nothing may be written into the policy: it is shared with other dispatches."""
+
+    def decode_stop(self, value: bytes | None) -> Stop:
         """Raises UndecodableRecord."""
 
     def encode_outcome(self, record: Outcome) -> bytes: ...

@@ -6,32 +6,65 @@ nothing left over. Whatever they stumble over, they say nothing about it; the st
 path can be slow for a rare record (a due time after 2039, a job id of 64 bytes), but never wrong in another way than `strict`. That
 they agree wherever a fast path answers is a property test.
 
-    Schedule:  header | job_id | due_ms created_ms | on_conflict … content_type | payload | headers
+    Schedule:  header | job_id | due_ms created_ms | on_conflict … content_type | payload | headers policy
                         string   six bytes each      the same for thousands     string    usually none
 
 The two times are taken by one `struct` call and six table look-ups. What follows them is the same for all jobs of one kind, so it is
-recognized whole: its first bytes lead to what followed them last time, and one comparison says whether it is the same again.
+recognized whole: its first bytes lead to what followed them last time, and one comparison says whether it is the same again. A policy
+is recognized by all its bytes. So records share the dicts of their limits and policies: nobody may write into one.
 """
 
 from __future__ import annotations
 
 import struct
+from math import inf
 from typing import Final, Literal, NamedTuple, cast
 
-from duewheel.adapters.avro.encode import CONFLICTS, PHASES, REMEMBERED_MAX, RESULTS, encode_schedule, encode_work
+from duewheel.adapters.avro.encode import (
+    CONFLICTS,
+    PHASES,
+    REMEMBERED_BYTES_MAX,
+    REMEMBERED_MAX,
+    RESULTS,
+    encode_schedule,
+    encode_work,
+)
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import Reader
 from duewheel.adapters.avro.varints import FIRST, SECOND, THIRD, long_at
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
-from duewheel.core.model import Cancel, DeadLetter, Definition, Dispatch, Failure, Outcome, Progress, Schedule, State
+from duewheel.core.model import (
+    Cancel,
+    DeadLetter,
+    DeadRun,
+    DeadRunClosed,
+    Definition,
+    Dispatch,
+    Drop,
+    Ending,
+    Failure,
+    Limits,
+    Outcome,
+    Policy,
+    Progress,
+    Redrive,
+    Schedule,
+    State,
+    Stop,
+    Terms,
+    Trail,
+)
 from duewheel.core.step import Defined
 
 _SCHEDULE: Final = CURRENT["Schedule"].header
 _CANCEL: Final = CURRENT["Cancel"].header
+_REDRIVE: Final = CURRENT["Redrive"].header
+_DROP: Final = CURRENT["Drop"].header
 _DEFINITION: Final = CURRENT["Definition"].header
 _DISPATCH: Final = CURRENT["Dispatch"].header
 _STATE: Final = CURRENT["State"].header
 _OUTCOME: Final = CURRENT["Outcome"].header
+_STOP: Final = CURRENT["Stop"].header
 
 # What a Definition or a Dispatch adds to a Schedule: a few numbers and the job id.
 _EMBEDDING_BYTES_MAX: Final = 1_024
@@ -44,12 +77,19 @@ _RESULTS: Final = list(RESULTS)
 _UNUSUAL: Final = (TypeError, IndexError, ValueError, struct.error)
 # A bit that is set where a length or small number takes more than one byte, or is negative.
 _NOT_SMALL: Final = 0x81
+# The branch of a union that is not null.
+_SOME: Final = 2
 
 _two_times = struct.Struct("<6H").unpack_from
 _time = struct.Struct("<3H").unpack_from
 _state_tail = struct.Struct("<6HB").unpack_from
+_double = struct.Struct("<d").unpack_from
 _dispatch_numbers = struct.Struct("<3HB").unpack_from
 _outcome_numbers = struct.Struct("<3HBB6HB").unpack_from
+
+
+# How most outcomes end: no error, nothing to wait for, no lease, no output.
+_NOTHING_TO_ADD: Final = bytes(4)
 
 
 class _Middle(NamedTuple):
@@ -59,22 +99,30 @@ class _Middle(NamedTuple):
     on_conflict: str
     retention_ms: int
     queue: str
+    limits: Limits | None
     task: str
     content_type: str
     work_at: int  # counted from the beginning of `encoded`
 
 
-# By their first bytes. No shorter middle is legal: five lengths and numbers, a letter each of queue and task, and application/json.
-_MIDDLE_BYTES_MIN: Final = 23
+# By their first bytes. No shorter middle is legal: six lengths and numbers, a letter each of queue and task, and application/json.
 # Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
-_MIDDLE_BYTES_MAX: Final = 512
+_MIDDLE_BYTES_MIN: Final = 24
 _middles: dict[bytes, _Middle] = {}
+
+# By all of their bytes.
+_policies: dict[bytes, Policy] = {}
 
 # The first numbers of a State, and where they end; by their bytes, where each takes one.
 _heads: dict[bytes, tuple[int, str, int, int, int]] = {}
 
 ScheduleCommand = tuple[Literal["schedule"], Schedule, bytes]
 CancelCommand = tuple[Literal["cancel"], Cancel, bytes]
+RedriveCommand = tuple[Literal["redrive"], Redrive, bytes]
+DropCommand = tuple[Literal["drop"], Drop, bytes]
+Command = ScheduleCommand | CancelCommand | RedriveCommand | DropCommand
+
+OfDeadLetterTopic = tuple[Literal["letter"], DeadLetter] | tuple[Literal["dead_run"], DeadRun] | tuple[Literal["closed"], DeadRunClosed]
 
 
 class Decoder:
@@ -88,14 +136,14 @@ class Decoder:
         self._read = reader.read
         self._unframe = reader.unframe
 
-    def decode_command(self, value: bytes | None, bytes_max: int = RECORD_BYTES_MAX) -> ScheduleCommand | CancelCommand:
+    def decode_command(self, value: bytes | None, bytes_max: int = RECORD_BYTES_MAX) -> Command:
         """What a value of the intake topic asks for.
 
         Args:
             bytes_max: larger values are refused before anything is decoded.
 
         Returns:
-            ("schedule", the command, its work encoded) or ("cancel", the command, nothing).
+            ("schedule", the command, its work encoded), or "cancel", "redrive" or "drop" with the command and nothing.
 
         Raises:
             UndecodableRecord: this and every other decoder.
@@ -108,14 +156,23 @@ class Decoder:
                     return _schedule(value)
                 if header == _CANCEL:
                     return _cancel(value)
+                if header == _REDRIVE:
+                    return "redrive", _of_a_dead_run(value), b""
+                if header == _DROP:
+                    return "drop", _of_a_dead_run(value), b""
             except _UNUSUAL:
                 pass
             single_object = self._unframe(value)
             if single_object is not value:
                 return self.decode_command(single_object, bytes_max)
-        kind, record = self._read(value, ("Schedule", "Cancel"), bytes_max)
-        if kind == "Cancel":
-            return "cancel", cast(Cancel, record), b""
+        kind, record = self._read(value, ("Schedule", "Cancel", "Redrive", "Drop"), bytes_max)
+        match kind:
+            case "Cancel":
+                return "cancel", cast(Cancel, record), b""
+            case "Redrive":
+                return "redrive", cast(Redrive, record), b""
+            case "Drop":
+                return "drop", cast(Drop, record), b""
         schedule = cast(Schedule, record)
         return "schedule", schedule, encode_work(schedule["work"])
 
@@ -149,6 +206,7 @@ class Decoder:
             schedule["due_ms"],
             schedule["queue"],
             schedule["retention_ms"],
+            schedule["limits"],
             encode_work(schedule["work"]),
             encode_schedule(schedule),
         )
@@ -188,6 +246,33 @@ class Decoder:
         """A DeadLetter."""
         return cast(DeadLetter, self._read(value, ("DeadLetter",), DEAD_LETTER_BYTES_MAX)[1])
 
+    def decode_stop(self, value: bytes | None) -> Stop:
+        """A Stop."""
+        if value is not None and value[:HEADER_BYTES] == _STOP:
+            try:
+                return _stop(value)
+            except _UNUSUAL:
+                pass
+        return cast(Stop, self._read(value, ("Stop",), RECORD_BYTES_MAX)[1])
+
+    def decode_dead_run(self, value: bytes | None) -> DeadRun:
+        """A DeadRun, whole."""
+        return cast(DeadRun, self._read(value, ("DeadRun",), DEAD_LETTER_BYTES_MAX)[1])
+
+    def decode_dead_run_closed(self, value: bytes | None) -> DeadRunClosed:
+        """A DeadRunClosed."""
+        return cast(DeadRunClosed, self._read(value, ("DeadRunClosed",), DEAD_LETTER_BYTES_MAX)[1])
+
+    def decode_dead_letter_topic(self, value: bytes | None) -> OfDeadLetterTopic:
+        """What a value of the dead-letter topic says: ("letter", DeadLetter), ("dead_run", DeadRun) or ("closed", DeadRunClosed)."""
+        kind, record = self._read(value, ("DeadLetter", "DeadRun", "DeadRunClosed"), DEAD_LETTER_BYTES_MAX)
+        match kind:
+            case "DeadRun":
+                return "dead_run", cast(DeadRun, record)
+            case "DeadRunClosed":
+                return "closed", cast(DeadRunClosed, record)
+        return "letter", cast(DeadLetter, record)
+
 
 # --- fast paths: each answers for bytes that a writer would write, and raises one of _UNUSUAL for all others ---
 
@@ -202,14 +287,15 @@ def _schedule(value: bytes) -> ScheduleCommand:
     middle = _middles.get(value[middle_at : middle_at + _MIDDLE_BYTES_MIN])
     if middle is None or not value.startswith(middle[0], middle_at):
         middle = _read_middle(value, middle_at)
-    encoded, on_conflict, retention_ms, queue, task, content_type, work_at = middle
+    encoded, on_conflict, retention_ms, queue, limits, task, content_type, work_at = middle
     payload, at = _bytes_at(value, middle_at + len(encoded))
-    if value[at]:
-        headers, at = _headers_at(value, at)
+    headers: dict[str, str]
+    policy: Policy | None
+    if value[at:] == b"\0\0":
+        headers, policy = {}, None
     else:
-        headers, at = {}, at + 1
-    if at != len(value):
-        raise ValueError("bytes missing or left over")
+        headers, at = _headers_at(value, at)
+        policy = _policy_from(value, at)
     return (
         "schedule",
         {
@@ -219,7 +305,8 @@ def _schedule(value: bytes) -> ScheduleCommand:
             "on_conflict": on_conflict,
             "retention_ms": retention_ms,
             "queue": queue,
-            "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers},
+            "limits": limits,
+            "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers, "policy": policy},
         },
         value[middle_at + work_at :],
     )
@@ -230,11 +317,13 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
     if conflict & _NOT_SMALL:
         raise ValueError("no on_conflict")
     retention_ms, at = long_at(value, begin + 1)
-    queue, work_at = _string_at(value, at)
+    queue, at = _string_at(value, at)
+    limits, work_at = _limits_at(value, at)
     task, at = _string_at(value, work_at)
     content_type, at = _string_at(value, at)
-    middle = _Middle(value[begin:at], _CONFLICTS[conflict >> 1], retention_ms, queue, task, content_type, work_at - begin)
-    if len(middle.encoded) <= _MIDDLE_BYTES_MAX:
+    middle = _Middle(value[begin:at], _CONFLICTS[conflict >> 1], retention_ms, queue, limits, task, content_type, work_at - begin)
+    # What expires does so at a time of its own, most likely: remembering it would push out what others share.
+    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and (limits is None or not limits["expires_ms"]):
         if len(_middles) >= REMEMBERED_MAX:
             _middles.clear()
         _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
@@ -247,6 +336,25 @@ def _cancel(value: bytes) -> CancelCommand:
     if at + 6 != len(value):
         raise ValueError("bytes left over")
     return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c]}, b""
+
+
+def _of_a_dead_run(value: bytes) -> Redrive:
+    """A Redrive, or a Drop, which has the same fields."""
+    job_id, at = _string_at(value, HEADER_BYTES)
+    token, at = long_at(value, at)
+    a, b, c = _time(value, at)
+    if at + 6 != len(value):
+        raise ValueError("bytes left over")
+    return {"job_id": job_id, "token": token, "created_ms": FIRST[a] + SECOND[b] + THIRD[c]}
+
+
+def _stop(value: bytes) -> Stop:
+    job_id, at = _string_at(value, HEADER_BYTES)
+    token, at = long_at(value, at)
+    queue, at = _string_at(value, at)
+    if at != len(value):
+        raise ValueError("bytes left over")
+    return {"job_id": job_id, "token": token, "queue": queue}
 
 
 def _defined(value: bytes) -> Defined:
@@ -263,6 +371,7 @@ def _defined(value: bytes) -> Defined:
         FIRST[a] + SECOND[b] + THIRD[c],
         middle.queue,
         middle.retention_ms,
+        middle.limits,
         value[middle_at + middle.work_at :],
         _SCHEDULE + value[schedule_at:],
     )
@@ -276,6 +385,11 @@ def _state(value: bytes) -> State:
         failure, end = _failure_at(value, at + 12)
     else:
         failure, end = None, at + 13
+    trail: Trail | None = None
+    if value[end]:
+        trail, end = _trail_at(value, end)
+    else:
+        end += 1
     if end != len(value):
         raise ValueError("bytes left over")
     return {
@@ -287,6 +401,7 @@ def _state(value: bytes) -> State:
         "slot_ms": FIRST[a] + SECOND[b] + THIRD[c],
         "changed_ms": FIRST[d] + SECOND[e] + THIRD[f],
         "error": failure,
+        "trail": trail,
     }
 
 
@@ -311,12 +426,17 @@ def _outcome(value: bytes) -> Outcome:
         raise ValueError("large numbers")
     worker_at = at + 21
     at = worker_at + (worker_size >> 1)
-    if value[at]:
-        failure, end = _failure_at(value, at)
-    else:
-        failure, end = None, at + 1
-    if end != len(value):
-        raise ValueError("bytes left over")
+    worker = value[worker_at:at].decode()
+    failure: Failure | None = None
+    retry_after_ms = lease_ms = 0
+    output: bytes | None = None
+    if value[at:] != _NOTHING_TO_ADD:
+        failure, at = _failure_at(value, at) if value[at] else (None, at + 1)
+        retry_after_ms, at = long_at(value, at)
+        lease_ms, at = long_at(value, at)
+        output, at = _output_at(value, at)
+        if at != len(value):
+            raise ValueError("bytes left over")
     return {
         "token": token,
         "job_id": job_id,
@@ -325,8 +445,11 @@ def _outcome(value: bytes) -> Outcome:
         "result": _RESULTS[result >> 1],
         "started_ms": FIRST[d] + SECOND[e] + THIRD[f],
         "finished_ms": FIRST[g] + SECOND[h] + THIRD[i],
-        "worker": value[worker_at:at].decode(),
+        "worker": worker,
         "error": failure,
+        "retry_after_ms": retry_after_ms,
+        "lease_ms": lease_ms,
+        "output": output,
     }
 
 
@@ -339,12 +462,17 @@ def _dispatch(value: bytes) -> Dispatch:
         raise ValueError("many attempts")
     timer_partition, at = _int_at(value, at + 7)
     d, e, f = _time(value, at)
-    task, at = _string_at(value, at + 6)
+    terms: Terms | None = None
+    at += 6
+    if value[at]:
+        terms, at = _terms_at(value, at)
+    else:
+        at += 1
+    task, at = _string_at(value, at)
     content_type, at = _string_at(value, at)
     payload, at = _bytes_at(value, at)
     headers, at = _headers_at(value, at)
-    if at != len(value):
-        raise ValueError("bytes left over")
+    policy = _policy_from(value, at)
     return {
         "token": token,
         "job_id": job_id,
@@ -353,7 +481,8 @@ def _dispatch(value: bytes) -> Dispatch:
         "attempt": attempt >> 1,
         "timer_partition": timer_partition,
         "dispatched_ms": FIRST[d] + SECOND[e] + THIRD[f],
-        "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers},
+        "terms": terms,
+        "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers, "policy": policy},
     }
 
 
@@ -371,6 +500,15 @@ def _bytes_at(value: bytes, at: int) -> tuple[bytes, int]:
     size, begin = long_at(value, at)
     end = begin + size
     return value[begin:end], end
+
+
+def _output_at(value: bytes, at: int) -> tuple[bytes | None, int]:
+    branch = value[at]
+    if branch == 0:
+        return None, at + 1
+    if branch != _SOME:
+        raise ValueError("no output")
+    return _bytes_at(value, at + 1)
 
 
 def _string_at(value: bytes, at: int) -> tuple[str, int]:
@@ -424,9 +562,148 @@ def _long_headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
 
 
 def _failure_at(value: bytes, at: int) -> tuple[Failure, int]:
-    if value[at] != 2:
+    if value[at] != _SOME:
         raise ValueError("no failure")
     kind, at = _string_at(value, at + 1)
     message, at = _string_at(value, at)
     traceback, at = _string_at(value, at)
     return {"type": kind, "message": message, "traceback": traceback}, at
+
+
+def _limits_at(value: bytes, at: int) -> tuple[Limits | None, int]:
+    branch = value[at]
+    if branch == 0:
+        return None, at + 1
+    if branch != _SOME:
+        raise ValueError("no limits")
+    expires_ms, at = _time_at(value, at + 1)
+    total_timeout_ms, at = long_at(value, at)
+    crashes_max, at = _int_at(value, at)
+    return {"expires_ms": expires_ms, "total_timeout_ms": total_timeout_ms, "crashes_max": crashes_max}, at
+
+
+def _terms_at(value: bytes, at: int) -> tuple[Terms, int]:
+    if value[at] != _SOME:
+        raise ValueError("no terms")
+    crashes, at = _int_at(value, at + 1)
+    life = value[at]
+    if life > 1:
+        raise ValueError("no boolean")
+    expires_ms, at = _time_at(value, at + 1)
+    deadline_ms, at = _time_at(value, at)
+    return {"crashes": crashes, "is_last_life": life == 1, "expires_ms": expires_ms, "deadline_ms": deadline_ms}, at
+
+
+def _policy_from(value: bytes, at: int) -> Policy | None:
+    """The policy that the rest of `value` from `at` on is, as each record with work ends with it."""
+    encoded = value[at:]
+    return None if encoded == b"\0" else _policies.get(encoded) or _read_policy(encoded)
+
+
+def _read_policy(encoded: bytes) -> Policy:
+    if encoded[0] != _SOME:
+        raise ValueError("no policy")
+    attempts_max, at = _int_at(encoded, 1)
+    delays_ms, at = _longs_at(encoded, at)
+    factor, at = _double_at(encoded, at)
+    delay_ms_max, at = long_at(encoded, at)
+    jitter, at = _double_at(encoded, at)
+    give_up_on, at = _strings_at(encoded, at)
+    retry_on, at = _strings_at(encoded, at)
+    run_timeout_ms, at = long_at(encoded, at)
+    if at != len(encoded):
+        raise ValueError("bytes left over")
+    policy: Policy = {
+        "attempts_max": attempts_max,
+        "delays_ms": delays_ms,
+        "factor": factor,
+        "delay_ms_max": delay_ms_max,
+        "jitter": jitter,
+        "give_up_on": give_up_on,
+        "retry_on": retry_on,
+        "run_timeout_ms": run_timeout_ms,
+    }
+    if len(encoded) <= REMEMBERED_BYTES_MAX:
+        if len(_policies) >= REMEMBERED_MAX:
+            _policies.clear()
+        _policies[encoded] = policy
+    return policy
+
+
+def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
+    if value[at] != _SOME:
+        raise ValueError("no trail")
+    wake_ms, at = _time_at(value, at + 1)
+    lease_ms, at = long_at(value, at)
+    first_ms, at = _time_at(value, at)
+    output, at = _output_at(value, at)
+    endings: list[Ending] = []
+    count, at = long_at(value, at)
+    if count:
+        for _ in range(count):
+            ending, at = _ending_at(value, at)
+            endings.append(ending)
+        at = _end_of_array(value, at)
+    return {"wake_ms": wake_ms, "lease_ms": lease_ms, "first_ms": first_ms, "output": output, "endings": endings}, at
+
+
+def _ending_at(value: bytes, at: int) -> tuple[Ending, int]:
+    attempt, at = _int_at(value, at)
+    token, at = long_at(value, at)
+    result, at = _string_at(value, at)
+    started_ms, at = _time_at(value, at)
+    ended_ms, at = _time_at(value, at)
+    worker, at = _string_at(value, at)
+    kind, at = _string_at(value, at)
+    message, at = _string_at(value, at)
+    return {
+        "attempt": attempt,
+        "token": token,
+        "result": result,
+        "started_ms": started_ms,
+        "ended_ms": ended_ms,
+        "worker": worker,
+        "type": kind,
+        "message": message,
+    }, at
+
+
+def _time_at(value: bytes, at: int) -> tuple[int, int]:
+    """A time of today, or 0 where there is none."""
+    if value[at] == 0:
+        return 0, at + 1
+    a, b, c = _time(value, at)
+    number: int = FIRST[a] + SECOND[b] + THIRD[c]
+    return number, at + 6
+
+
+def _double_at(value: bytes, at: int) -> tuple[float, int]:
+    (number,) = _double(value, at)
+    end = at + 8
+    if value[end - 1] & 0x80 or not number < inf:
+        raise ValueError("negative, infinite, or no number")
+    return number, end
+
+
+def _longs_at(value: bytes, at: int) -> tuple[list[int], int]:
+    count, at = long_at(value, at)
+    longs = []
+    for _ in range(count):
+        number, at = long_at(value, at)
+        longs.append(number)
+    return longs, at if count == 0 else _end_of_array(value, at)
+
+
+def _strings_at(value: bytes, at: int) -> tuple[list[str], int]:
+    count, at = long_at(value, at)
+    strings = []
+    for _ in range(count):
+        text, at = _string_at(value, at)
+        strings.append(text)
+    return strings, at if count == 0 else _end_of_array(value, at)
+
+
+def _end_of_array(value: bytes, at: int) -> int:
+    if value[at]:
+        raise ValueError("another block")
+    return at + 1

@@ -13,31 +13,62 @@ beyond 64 bits is an OverflowError, a lone surrogate a UnicodeEncodeError.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import encode
 from duewheel.adapters.avro.varints import LAST, long
-from duewheel.core.model import Cancel, DeadLetter, Definition, Dispatch, Failure, Outcome, Progress, Schedule, State, Work
+from duewheel.core.model import (
+    Cancel,
+    DeadLetter,
+    DeadRun,
+    DeadRunClosed,
+    Definition,
+    Dispatch,
+    Drop,
+    Ending,
+    Failure,
+    Limits,
+    Outcome,
+    Policy,
+    Progress,
+    Redrive,
+    Schedule,
+    State,
+    Stop,
+    Terms,
+    Trail,
+    Work,
+)
 
 _SCHEDULE: Final = CURRENT["Schedule"].header
 _CANCEL: Final = CURRENT["Cancel"].header
+_REDRIVE: Final = CURRENT["Redrive"].header
+_DROP: Final = CURRENT["Drop"].header
 _DEFINITION: Final = CURRENT["Definition"].header
 _DISPATCH: Final = CURRENT["Dispatch"].header
 _STATE: Final = CURRENT["State"].header
 _OUTCOME: Final = CURRENT["Outcome"].header
 _PROGRESS: Final = CURRENT["Progress"].header
+_STOP: Final = CURRENT["Stop"].header
+_DEAD_RUN: Final = CURRENT["DeadRun"].header
 
 PHASES: Final = {symbol: index for index, symbol in enumerate(CURRENT["State"].symbols("phase"))}
 RESULTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Outcome"].symbols("result"))}
 CONFLICTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("on_conflict"))}
 
+_double = struct.Struct("<d").pack
+
 REMEMBERED_MAX: Final = 4_096
+# What is longer is made anew each time: the caller's limits may not have been checked yet.
+REMEMBERED_BYTES_MAX: Final = 512
 _middles: dict[tuple[Any, ...], bytes] = {}
 _heads: dict[tuple[Any, ...], bytes] = {}
 _nows: dict[int, bytes] = {}
 _tails: dict[tuple[int, int, int], bytes] = {}
-_workers: dict[str, bytes] = {}
+_names: dict[str, bytes] = {}
+_policies: dict[tuple[Any, ...], bytes] = {}
 
 
 def encode_schedule(record: Schedule) -> bytes:
@@ -46,8 +77,12 @@ def encode_schedule(record: Schedule) -> bytes:
     job_id = record["job_id"].encode()
     payload = work["payload"]
     headers = work["headers"]
-    pieces = (record["on_conflict"], record["retention_ms"], record["queue"], work["task"], work["content_type"])
-    middle = _middles.get(pieces) or _middle(*pieces)
+    policy = work["policy"]
+    if record["limits"] is None:
+        pieces = (record["on_conflict"], record["retention_ms"], record["queue"], work["task"], work["content_type"])
+        middle = _middles.get(pieces) or _remember(_middles, pieces, _middle(record))
+    else:
+        middle = _middle(record)
     return b"".join(
         (
             _SCHEDULE,
@@ -59,6 +94,7 @@ def encode_schedule(record: Schedule) -> bytes:
             long(len(payload)),
             payload,
             _headers(headers) if headers else b"\0",
+            b"\0" if policy is None else _policy(policy),
         )
     )
 
@@ -66,6 +102,16 @@ def encode_schedule(record: Schedule) -> bytes:
 def encode_cancel(record: Cancel) -> bytes:
     """The Cancel, ready to be published."""
     return _CANCEL + _string(record["job_id"]) + long(record["created_ms"])
+
+
+def encode_redrive(record: Redrive) -> bytes:
+    """The Redrive, ready to be published."""
+    return b"".join((_REDRIVE, _string(record["job_id"]), long(record["token"]), long(record["created_ms"])))
+
+
+def encode_drop(record: Drop) -> bytes:
+    """The Drop, ready to be published."""
+    return b"".join((_DROP, _string(record["job_id"]), long(record["token"]), long(record["created_ms"])))
 
 
 def encode_definition(record: Definition) -> bytes:
@@ -82,6 +128,7 @@ def encode_state(record: State) -> bytes:
     """The State, for the changelog."""
     pieces = (record["generation"], record["phase"], record["attempt"], record["crashes"])
     error = record["error"]
+    trail = record["trail"]
     return b"".join(
         (
             _heads.get(pieces) or _head(*pieces),
@@ -89,6 +136,7 @@ def encode_state(record: State) -> bytes:
             long(record["slot_ms"]),
             _now(record["changed_ms"]),
             b"\0" if error is None else _failure(error),
+            b"\0" if trail is None else _trail(trail),
         )
     )
 
@@ -104,7 +152,15 @@ def encode_dispatch(record: Dispatch) -> bytes:
 
 
 def splice_dispatch(
-    token: int, job_id: str, generation: int, slot_ms: int, attempt: int, timer_partition: int, dispatched_ms: int, work: bytes
+    token: int,
+    job_id: str,
+    generation: int,
+    slot_ms: int,
+    attempt: int,
+    timer_partition: int,
+    dispatched_ms: int,
+    terms: Terms | None,
+    work: bytes,
 ) -> bytes:
     """The Dispatch around `work`, the encoded work of a Schedule."""
     key = job_id.encode()
@@ -118,6 +174,7 @@ def splice_dispatch(
             long(generation),
             long(slot_ms),
             _tails.get(pieces) or _remember(_tails, pieces, long(attempt) + long(timer_partition) + long(dispatched_ms)),
+            b"\0" if terms is None else _terms(terms),
             work,
         )
     )
@@ -128,6 +185,7 @@ def encode_outcome(record: Outcome) -> bytes:
     job_id = record["job_id"].encode()
     worker = record["worker"]
     error = record["error"]
+    output = record["output"]
     return b"".join(
         (
             _OUTCOME,
@@ -139,10 +197,18 @@ def encode_outcome(record: Outcome) -> bytes:
             LAST[RESULTS[record["result"]] << 1],
             _now(record["started_ms"]),
             _now(record["finished_ms"]),
-            _workers.get(worker) or _remember(_workers, worker, _string(worker)),
+            _names.get(worker) or _name(worker),
             b"\0" if error is None else _failure(error),
+            long(record["retry_after_ms"]),
+            long(record["lease_ms"]),
+            b"\0" if output is None else b"\2" + long(len(output)) + output,
         )
     )
+
+
+def encode_stop(record: Stop) -> bytes:
+    """The Stop, ready to be published."""
+    return b"".join((_STOP, _string(record["job_id"]), long(record["token"]), _string(record["queue"])))
 
 
 def encode_dead_letter(record: DeadLetter) -> bytes:
@@ -150,18 +216,47 @@ def encode_dead_letter(record: DeadLetter) -> bytes:
     return encode("DeadLetter", record)
 
 
+def encode_dead_run(record: DeadRun) -> bytes:
+    """The DeadRun, whole. The processor has an encoded Definition at hand and uses `splice_dead_run`."""
+    return encode("DeadRun", record)
+
+
+def splice_dead_run(job_id: str, token: int, timer_partition: int, died_ms: int, reason: str, state: State, definition: bytes) -> bytes:
+    """The DeadRun around `definition`, an encoded Definition of the current schema."""
+    numbers = long(token) + long(timer_partition) + long(died_ms)
+    pieces = (_DEAD_RUN, _string(job_id), numbers, _string(reason), encode_state(state)[HEADER_BYTES:], definition[HEADER_BYTES:])
+    return b"".join(pieces)
+
+
+def encode_dead_run_closed(record: DeadRunClosed) -> bytes:
+    """The DeadRunClosed, ready to be published."""
+    return encode("DeadRunClosed", record)
+
+
 def encode_work(work: Work) -> bytes:
     """The work alone, as it ends Schedule, Definition and Dispatch."""
     payload = work["payload"]
-    return b"".join((_string(work["task"]), _string(work["content_type"]), long(len(payload)), payload, _headers(work["headers"])))
+    policy = work["policy"]
+    pieces = (_string(work["task"]), _string(work["content_type"]), long(len(payload)), payload, _headers(work["headers"]))
+    return b"".join(pieces) + (b"\0" if policy is None else _policy(policy))
 
 
 # --- pieces ---
 
 
-def _middle(on_conflict: str, retention_ms: int, queue: str, task: str, content_type: str) -> bytes:
-    middle = LAST[CONFLICTS[on_conflict] << 1] + long(retention_ms) + _string(queue) + _string(task) + _string(content_type)
-    return _remember(_middles, (on_conflict, retention_ms, queue, task, content_type), middle)
+def _middle(record: Schedule) -> bytes:
+    """Of a Schedule, everything from `on_conflict` to `content_type`."""
+    limits, work = record["limits"], record["work"]
+    return b"".join(
+        (
+            LAST[CONFLICTS[record["on_conflict"]] << 1],
+            long(record["retention_ms"]),
+            _string(record["queue"]),
+            b"\0" if limits is None else _limits(limits),
+            _string(work["task"]),
+            _string(work["content_type"]),
+        )
+    )
 
 
 def _head(generation: int, phase: str, attempt: int, crashes: int) -> bytes:
@@ -181,6 +276,11 @@ def _remember(memory: dict[Any, bytes], key: Any, piece: bytes) -> bytes:
     return piece
 
 
+def _name(name: str) -> bytes:
+    """A string that many records share."""
+    return _remember(_names, name, _string(name)) if len(name) <= REMEMBERED_BYTES_MAX else _string(name)
+
+
 def _string(text: str) -> bytes:
     data = text.encode()
     size = len(data)
@@ -195,3 +295,78 @@ def _headers(headers: dict[str, str]) -> bytes:
 
 def _failure(error: Failure) -> bytes:
     return b"\2" + _string(error["type"]) + _string(error["message"]) + _string(error["traceback"])
+
+
+def _limits(limits: Limits) -> bytes:
+    return b"\2" + long(limits["expires_ms"]) + long(limits["total_timeout_ms"]) + long(limits["crashes_max"])
+
+
+def _terms(terms: Terms) -> bytes:
+    life = b"\1" if terms["is_last_life"] else b"\0"
+    return b"".join((b"\2", long(terms["crashes"]), life, long(terms["expires_ms"]), long(terms["deadline_ms"])))
+
+
+def _policy(policy: Policy) -> bytes:
+    pieces = (
+        policy["attempts_max"],
+        tuple(policy["delays_ms"]),
+        policy["factor"],
+        policy["delay_ms_max"],
+        policy["jitter"],
+        tuple(policy["give_up_on"]),
+        tuple(policy["retry_on"]),
+        policy["run_timeout_ms"],
+    )
+    return _policies.get(pieces) or _new_policy(pieces)
+
+
+def _new_policy(pieces: tuple[Any, ...]) -> bytes:
+    attempts_max, delays_ms, factor, delay_ms_max, jitter, give_up_on, retry_on, run_timeout_ms = pieces
+    encoded = b"".join(
+        (
+            b"\2",
+            long(attempts_max),
+            _array([long(delay_ms) for delay_ms in delays_ms]),
+            _double(factor + 0.0),  # which makes 0.0 of -0.0: readers take only one of the two
+            long(delay_ms_max),
+            _double(jitter + 0.0),
+            _array([_string(name) for name in give_up_on]),
+            _array([_string(name) for name in retry_on]),
+            long(run_timeout_ms),
+        )
+    )
+    return encoded if len(encoded) > REMEMBERED_BYTES_MAX else _remember(_policies, pieces, encoded)
+
+
+def _array(items: list[bytes]) -> bytes:
+    return long(len(items)) + b"".join(items) + b"\0" if items else b"\0"
+
+
+def _trail(trail: Trail) -> bytes:
+    output, endings = trail["output"], trail["endings"]
+    return b"".join(
+        (
+            b"\2",
+            long(trail["wake_ms"]),
+            long(trail["lease_ms"]),
+            long(trail["first_ms"]),
+            b"\0" if output is None else b"\2" + long(len(output)) + output,
+            _array([_ending(ending) for ending in endings]) if endings else b"\0",
+        )
+    )
+
+
+def _ending(ending: Ending) -> bytes:
+    result, worker, kind = ending["result"], ending["worker"], ending["type"]
+    return b"".join(
+        (
+            long(ending["attempt"]),
+            long(ending["token"]),
+            _names.get(result) or _name(result),
+            long(ending["started_ms"]),
+            long(ending["ended_ms"]),
+            _names.get(worker) or _name(worker),
+            _names.get(kind) or _name(kind),
+            _string(ending["message"]),
+        )
+    )

@@ -3,7 +3,8 @@
 Avro is generous: an integer may be padded to ten bytes, a map may come in blocks and name a key twice, bytes may follow the record. Two
 records that look equal could then differ, and equal bytes are how Duewheel tells a repeated command. Libraries are more generous still:
 fastavro takes 2 for true and counts negative indexes from the end. So this reader decodes, encodes what it got, and refuses bytes that
-differ. Integers of type int must fit 32 bits besides, which fastavro does not look at.
+differ. Integers of type int must fit 32 bits besides, and doubles must be finite, which fastavro does not look at; and of the two zeros
+among doubles, which are equal and differ in their bytes, only one is taken.
 
 This is the rule, at the price of decoding and encoding: 8 µs for a Schedule. The fast paths of `codec` accept a part of what is accepted
 here, with equal results, and leave all else to this module.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
+from math import copysign, isfinite
 from typing import Any, Final, Protocol
 
 from fastavro import schemaless_reader, schemaless_writer
@@ -25,6 +27,8 @@ from duewheel.core.errors import Reason, UndecodableRecord
 
 _INT_MIN: Final = -(2**31)
 _INT_MAX: Final = 2**31 - 1
+# Branches of a union with null and one type.
+_OPTIONAL: Final = 2
 
 # Confluent's format: a zero, four bytes of schema id, the body.
 _CONFLUENT: Final = b"\0"
@@ -126,7 +130,7 @@ def _decode(schema: Schema, value: bytes) -> dict[str, Any]:
     body.seek(HEADER_BYTES)
     try:
         record: dict[str, Any] = schemaless_reader(body, schema.parsed, None)  # type: ignore[assignment]
-        _check_ints(schema.parsed, record)
+        _check_numbers(schema.parsed, record)
         left = len(value) - body.tell()
         again = b"" if left else encode_as(schema, record)
     except Exception as error:  # fastavro fails in many ways: EOFError, ValueError, UnicodeDecodeError, IndexError, OverflowError, …
@@ -156,13 +160,27 @@ def _resolve(writer: Schema, current: Schema, value: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _check_ints(schema: Any, value: Any) -> None:
+def _check_numbers(schema: Any, value: Any) -> None:
+    """Looks at what fastavro does not: that an int has 32 bits, and that a double is a number that equals itself alone.
+
+    Unions of more than null and one other are passed over; ours have none, and a record of another's becomes one of ours anyway.
+    """
     kind = schema["type"] if isinstance(schema, dict) else schema
-    if kind == "record":
+    if kind.__class__ is list:
+        if value is not None and len(kind) == _OPTIONAL and "null" in kind:
+            _check_numbers(kind[kind[0] == "null"], value)
+    elif kind.__class__ is dict:
+        _check_numbers(kind, value)
+    elif kind == "record":
         for field in schema["fields"]:
-            _check_ints(field["type"], value[field["name"]])
+            _check_numbers(field["type"], value[field["name"]])
+    elif kind == "array" and schema["items"].__class__ is dict:
+        for item in value:
+            _check_numbers(schema["items"], item)
     elif kind == "int" and not _INT_MIN <= value <= _INT_MAX:
         raise ValueError(f"{value} does not fit an int of 32 bits")
+    elif kind == "double" and (not isfinite(value) or (value == 0 and copysign(1, value) < 0)):
+        raise ValueError(f"{value} is not taken for a double; write a finite number, and zero without a sign")
 
 
 def _one_of(kinds: tuple[str, ...]) -> str:
