@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,7 +23,25 @@ from duewheel.adapters.kafka.follower import Follower
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.main import cli
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
-from duewheel.core.model import Definition, Dispatch, Failure, Outcome, Phase, Schedule, State, Work
+from duewheel.core.model import (
+    Cancel,
+    DeadRun,
+    DeadRunClosed,
+    Definition,
+    Dispatch,
+    Failure,
+    Outcome,
+    Phase,
+    Redrive,
+    Schedule,
+    State,
+    Stop,
+    Trail,
+    Work,
+)
+from duewheel.core.model import (
+    Result as Ended,
+)
 from duewheel.core.topology import Topology
 from tests.conftest import Installation
 
@@ -52,8 +70,10 @@ def _produce(kafka: KafkaConfig, records: Sequence[Written]) -> None:
 
 
 def _schedule(job_id: str) -> Schedule:
-    work = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={})
-    return Schedule(job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="default", work=work)
+    work = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={}, policy=None)
+    return Schedule(
+        job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="default", limits=None, work=work
+    )  # fmt: skip
 
 
 def _command(topology: Topology, job_id: str, at_ms: int = T0_MS) -> Written:
@@ -66,16 +86,16 @@ def _life(topology: Topology, job_id: str) -> list[Written]:
     failure = Failure(type="ValueError", message="no such address", traceback="…")
     work = _schedule(job_id)["work"]
     dispatch = Dispatch(
-        token=7, job_id=job_id, generation=1, slot_ms=T0_MS, attempt=1, timer_partition=0, dispatched_ms=T0_MS + 2, work=work
+        token=7, job_id=job_id, generation=1, slot_ms=T0_MS, attempt=1, timer_partition=0, dispatched_ms=T0_MS + 2, terms=None, work=work
     )  # fmt: skip
     outcome = Outcome(
         token=7, job_id=job_id, slot_ms=T0_MS, attempt=1, result="FAILED", started_ms=T0_MS + 2, finished_ms=T0_MS + 3,
-        worker="w1", error=failure,
+        worker="w1", error=failure, retry_after_ms=0, lease_ms=0, output=None,
     )  # fmt: skip
 
     def state(phase: Phase, error: Failure | None) -> bytes:
         return codec.encode_state(
-            State(generation=1, phase=phase, attempt=1, crashes=0, token=7, slot_ms=T0_MS, changed_ms=T0_MS + 4, error=error)
+            State(generation=1, phase=phase, attempt=1, crashes=0, token=7, slot_ms=T0_MS, changed_ms=T0_MS + 4, error=error, trail=None)
         )
 
     return [
@@ -118,6 +138,75 @@ def test_the_lines_for_people_say_the_same(broker: KafkaConfig, topology: Topolo
     lines = _tail(broker, topology, "--from-beginning", "--max-events", "6").stdout.splitlines()
     assert lines[2] == "12:00:00.002  dispatched           welcome-42  mail.send @default  attempt 1  token 7  +2 ms"
     assert "ValueError: no such address" in lines[4]
+
+
+def _troubles(topology: Topology, job_id: str) -> list[Written]:
+    """A job whose second attempt is long, says so, and dies; which is redriven, cancelled and stopped; a millisecond apart."""
+    key, work = job_id.encode(), _schedule(job_id)["work"]
+    definition = Definition(generation=1, schedule=_schedule(job_id))
+    failure = Failure(type="OSError", message="away", traceback="…")
+    trail = Trail(wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[])
+    written: list[Written] = []
+
+    def write(topic: str, value: bytes | None, state: bool = False) -> None:
+        written.append((topic, b"s" + key if state else key, value, T0_MS + len(written)))
+
+    def dispatch(token: int, attempt: int) -> None:
+        record = Dispatch(
+            token=token, job_id=job_id, generation=1, slot_ms=T0_MS, attempt=attempt, timer_partition=0, dispatched_ms=T0_MS + token,
+            terms=None, work=work,
+        )  # fmt: skip
+        write(topology.dispatch("default"), codec.encode_dispatch(record))
+
+    def outcome(token: int, attempt: int, result: Ended, **fields: Any) -> None:
+        record = Outcome(
+            token=token, job_id=job_id, slot_ms=T0_MS, attempt=attempt, result=result, started_ms=T0_MS, finished_ms=T0_MS + 3,
+            worker="w1", error=None, retry_after_ms=0, lease_ms=0, output=None,
+        )  # fmt: skip
+        write(topology.outcomes, codec.encode_outcome(cast(Outcome, {**record, **fields})))
+
+    def state(phase: Phase, token: int, attempt: int) -> State:
+        return State(
+            generation=1, phase=phase, attempt=attempt, crashes=0, token=token, slot_ms=T0_MS, changed_ms=T0_MS + 4,
+            error=failure if phase == Phase.FAILED else None, trail=trail if phase == Phase.WAITING else None,
+        )  # fmt: skip
+
+    dispatch(7, 1)
+    outcome(7, 1, Ended.RETRY, retry_after_ms=1_000, error=failure)
+    write(topology.state, codec.encode_state(state(Phase.WAITING, 7, 1)), state=True)
+    dispatch(8, 2)
+    outcome(8, 2, Ended.STARTED, lease_ms=30_000)
+    write(topology.state, codec.encode_state(state(Phase.RUNNING, 8, 2)), state=True)
+    outcome(8, 2, Ended.HEARTBEAT, lease_ms=30_000, output=b'{"done":3}')
+    outcome(8, 2, Ended.FAILED, error=failure)
+    write(topology.state, codec.encode_state(state(Phase.FAILED, 8, 2)), state=True)
+    dead = DeadRun(
+        job_id=job_id, token=8, timer_partition=0, died_ms=T0_MS, reason="failed", state=state(Phase.FAILED, 8, 2), definition=definition
+    )  # fmt: skip
+    write(topology.dead_letter, codec.encode_dead_run(dead))
+    write(topology.intake, codec.encode_redrive(Redrive(job_id=job_id, token=8, created_ms=T0_MS)))
+    write(topology.dead_letter, codec.encode_dead_run_closed(DeadRunClosed(job_id=job_id, token=8, closed_ms=T0_MS, how="REDRIVEN")))
+    dispatch(9, 1)
+    write(topology.intake, codec.encode_cancel(Cancel(job_id=job_id, created_ms=T0_MS)))
+    write(topology.state, codec.encode_state(state(Phase.CANCELLING, 9, 1)), state=True)
+    write(topology.control, codec.encode_stop(Stop(job_id=job_id, token=9, queue="default")))
+    return written
+
+
+def test_what_goes_wrong_is_told_in_order_and_without_every_heartbeat(broker: KafkaConfig, topology: Topology) -> None:
+    _produce(broker, _troubles(topology, "welcome-42"))
+    told = _told(broker, topology, "--from-beginning")
+    assert [entry["event"] for entry in told] == [
+        "dispatched", "attempt_retry", "waiting", "dispatched", "attempt_started", "attempt_failed", "failed", "dead", "redrive",
+        "redriven", "dispatched", "cancel", "cancelling", "stop",
+    ]  # fmt: skip
+    by_event = {entry["event"]: entry for entry in told}
+    assert (by_event["attempt_retry"]["wait_ms"], by_event["waiting"]["wake_ms"]) == (1_000, T0_MS + 1_000)
+    assert (by_event["dead"]["reason"], by_event["dead"]["error"], by_event["redriven"]["token"]) == ("failed", "OSError", 8)
+    beats = _told(broker, topology, "--from-beginning", "--heartbeats")
+    assert len(beats) == len(told) + 1
+    assert [(e["lease_ms"], e["output"]) for e in beats if e["event"] == "attempt_heartbeat"] == [(30_000, '{"done":3}')]
+    assert len(_told(broker, topology, "--from-beginning", "--event", "attempt_heartbeat")) == 1
 
 
 def test_what_was_aborted_is_not_told(broker: KafkaConfig, topology: Topology) -> None:

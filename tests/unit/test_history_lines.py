@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import click
 import pytest
@@ -33,6 +34,38 @@ def test_a_dispatch_reads_as_a_line() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        (
+            {"event": "attempt_retry", "took_ms": 11, "worker": "w1", "wait_ms": 920, "error": "OSError", "message": "away"},
+            "attempt_retry        welcome-42  mail.send @mail  attempt 1  token 77  in 11 ms  on w1  again in 920 ms  OSError: away",
+        ),
+        (
+            {"event": "attempt_snoozed", "took_ms": 11, "worker": "w1", "wait_ms": 2_000},
+            "attempt_snoozed      welcome-42  mail.send @mail  attempt 1  token 77  in 11 ms  on w1  again in 2000 ms",
+        ),
+        (
+            {"event": "attempt_heartbeat", "took_ms": 20_000, "worker": "w1", "lease_ms": 30_000, "output": '{"done":3}'},
+            'attempt_heartbeat    welcome-42  mail.send @mail  attempt 1  token 77  for 20000 ms  on w1  lease 30000 ms  {"done":3}',
+        ),
+        (
+            {"event": "waiting", "wake_ms": AT_MS + 920},
+            "waiting              welcome-42  mail.send @mail  until 2026-03-01T12:00:00.927Z  attempt 1  token 77",
+        ),
+        (
+            {"event": "dead", "crashes": 2, "reason": "crash_limit", "error": "OSError", "message": "away"},
+            "dead                 welcome-42  mail.send @mail  attempt 1  crashes 2  token 77  crash_limit  OSError: away",
+        ),
+        ({"event": "redriven", "attempt": None}, "redriven             welcome-42  mail.send @mail  token 77"),
+        ({"event": "stop", "task": None, "attempt": None}, "stop                 welcome-42  @mail  token 77"),
+    ],
+)
+def test_what_goes_wrong_reads_as_a_line_too(changes: dict[str, Any], told: str) -> None:
+    entry = replace(ENTRY, **{"late_ms": None, **changes, "event": Happening(changes["event"])})
+    assert click.unstyle(text_line(entry)) == f"12:00:00.007  {told}"
+
+
 def test_json_has_always_the_same_keys() -> None:
     full = json.loads(json_line(ENTRY))
     bare = json.loads(json_line(Entry(source=ENTRY.source, at_ms=0, event=Happening.UNREADABLE, job_id=None)))
@@ -44,7 +77,8 @@ def test_json_has_always_the_same_keys() -> None:
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "a\nb", "a\rb", "\x9b31m", "\u202egnp.exe", "\x07", "\u2028"])
 def test_nothing_from_outside_reaches_the_terminal_as_a_command(hostile: str) -> None:
-    entry = replace(ENTRY, job_id=hostile, task=hostile, queue=hostile, worker=hostile, error=hostile, message=hostile)
+    texts: dict[str, Any] = dict.fromkeys(("job_id", "task", "queue", "worker", "error", "message", "reason", "output"), hostile)
+    entry = replace(ENTRY, **texts)
     line = click.unstyle(text_line(entry))
     assert line.isprintable()
     assert hostile not in line

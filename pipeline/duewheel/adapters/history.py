@@ -31,7 +31,8 @@ class Historian:
 
     def reads(self, topic: str) -> bool:
         """Whether `topic` is one that tells of this installation's jobs."""
-        own = {self._topology.intake, self._topology.state, self._topology.outcomes, self._topology.dead_letter}
+        topology = self._topology
+        own = {topology.intake, topology.state, topology.outcomes, topology.dead_letter, topology.control}
         return topic in own or topic.startswith(self._dispatch_prefix)
 
     def entry(self, record: Record) -> Entry | None:
@@ -55,10 +56,7 @@ class Historian:
     def _decoded(self, source: Source, kind: bytes, job_id: str | None, value: bytes | None) -> Entry | None:
         topology = self._topology
         if source.topic == topology.intake:
-            command = codec.decode_command(value)
-            if command[0] == "schedule":
-                return history.schedule_entry(source, command[1])
-            return history.cancel_entry(source, command[1])
+            return _command(source, value)
         if source.topic == topology.state:
             assert job_id is not None
             if value is None:
@@ -69,6 +67,32 @@ class Historian:
         if source.topic == topology.outcomes:
             return history.outcome_entry(source, codec.decode_outcome(value))
         if source.topic == topology.dead_letter:
-            return history.dead_letter_entry(source, job_id, codec.decode_dead_letter(value))
+            return _of_dead_letter_topic(source, job_id, value)
+        if source.topic == topology.control:
+            return history.stop_entry(source, codec.decode_stop(value))
         queue = source.topic.removeprefix(self._dispatch_prefix)
         return history.dispatch_entry(source, queue, codec.decode_dispatch(value))
+
+
+def _command(source: Source, value: bytes | None) -> Entry:
+    command = codec.decode_command(value)
+    match command[0]:
+        case "schedule":
+            return history.schedule_entry(source, command[1])
+        case "cancel":
+            return history.cancel_entry(source, command[1])
+        case "redrive":
+            return history.redrive_entry(source, command[1])
+        case "drop":
+            return history.drop_entry(source, command[1])
+
+
+def _of_dead_letter_topic(source: Source, job_id: str | None, value: bytes | None) -> Entry | None:
+    decoded = codec.decode_dead_letter_topic(value)
+    match decoded[0]:
+        case "dead_run":
+            return history.dead_run_entry(source, decoded[1])
+        case "closed":
+            return history.closed_entry(source, decoded[1])
+        case "letter":
+            return history.dead_letter_entry(source, job_id, decoded[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -32,6 +32,7 @@ _BATCH_RECORDS_MAX: Final = 1_000
         help="Only jobs of this queue. A job scheduled before following began is known from its dispatch on. Repeatable.")  # fmt: skip
 @option("--event", "events", multiple=True, type=click.Choice([happening.value for happening in Happening]), metavar="EVENT",
         help=f"Only this event: {', '.join(Happening)}. Repeatable.")  # fmt: skip
+@option("--heartbeats", is_flag=True, help="Show each sign of life of long attempts, too, not only that they began.")
 @option("--from-beginning", is_flag=True, help="Begin with all that the topics still hold, in order of time.")
 @option("--since", type=duration, metavar="DURATION", help="Begin with what happened in the last 30s, 10m, 2h, 1d.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object a line, always with the same keys.")
@@ -51,6 +52,7 @@ def tail(
     jobs: tuple[str, ...],
     queues: tuple[str, ...],
     events: tuple[str, ...],
+    heartbeats: bool,
     from_beginning: bool,
     since: timedelta | None,
     as_json: bool,
@@ -68,11 +70,13 @@ def tail(
     since_ms = 0 if from_beginning else None if since is None else max(1, SystemClock().wall_ms() - since // timedelta(milliseconds=1))
     historian = Historian(topology, jobs)
     follower = Follower(kafka, historian.reads, since_ms, timeout.total_seconds())
+    # An attempt of an hour says 360 times that it goes on.
+    shown = frozenset(events) or frozenset(Happening) - (frozenset() if heartbeats else {Happening.ATTEMPT_HEARTBEAT})
     line = json_line if as_json else text_line
     color = False if "NO_COLOR" in os.environ else None  # None: where standard output is a terminal
     try:
         for entries in _followed(
-            follower, historian, lambda e: _matches(e, queues, events), max_events, until_idle.total_seconds() if until_idle else None
+            follower, historian, lambda e: _matches(e, queues, shown), max_events, until_idle.total_seconds() if until_idle else None
         ):
             click.echo("\n".join(map(line, entries)), color=color)
     except KeyboardInterrupt:
@@ -81,8 +85,8 @@ def tail(
         follower.close()
 
 
-def _matches(entry: Entry, queues: tuple[str, ...], events: tuple[str, ...]) -> bool:
-    return (not queues or entry.queue in queues) and (not events or entry.event in events)
+def _matches(entry: Entry, queues: tuple[str, ...], events: Collection[str]) -> bool:
+    return (not queues or entry.queue in queues) and entry.event in events
 
 
 def _followed(

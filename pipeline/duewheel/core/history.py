@@ -10,6 +10,16 @@ and whoever else tells the story tells the same one:
     state     succeeded           the owner accepted it: this is how the run ended
     state     forgotten           its retention is over
 
+and where things go wrong:
+
+    outcomes  attempt_retry       attempt 1 failed, with this error; again in 1,000 ms
+    state     waiting             the owner will dispatch attempt 2 then
+    outcomes  attempt_failed      attempt 5 failed, and there is no other
+    state     failed              the owner accepted it
+    dead-l.   dead                and buried the run, with its payload
+    intake    redrive             somebody asks for it to be run again
+    dead-l.   redriven            the owner does
+
 Records of different topics arrive in any order. `Merge` puts them back in order of the brokers' time while history is being read,
 holding ENTRIES_HELD_MAX at most; what is live is ordered within each batch only.
 """
@@ -24,7 +34,23 @@ from enum import StrEnum
 from typing import Final
 
 from duewheel.core.errors import Reason
-from duewheel.core.model import Cancel, DeadLetter, Definition, Dispatch, Outcome, Phase, Result, Schedule, State
+from duewheel.core.model import (
+    Cancel,
+    Closing,
+    DeadLetter,
+    DeadRun,
+    DeadRunClosed,
+    Definition,
+    Dispatch,
+    Drop,
+    Outcome,
+    Phase,
+    Redrive,
+    Result,
+    Schedule,
+    State,
+    Stop,
+)
 
 # While old records are being read, entries wait for the partition that lags most. An entry is about 500 bytes: 50 MB at most.
 ENTRIES_HELD_MAX: Final = 100_000
@@ -38,17 +64,32 @@ class Happening(StrEnum):
 
     SCHEDULE = "schedule"
     CANCEL = "cancel"
+    REDRIVE = "redrive"
+    DROP = "drop"
     SCHEDULED = "scheduled"
+    REDRIVEN = "redriven"
+    DROPPED = "dropped"
     DISPATCHED = "dispatched"
+    ATTEMPT_STARTED = "attempt_started"
+    ATTEMPT_HEARTBEAT = "attempt_heartbeat"
     ATTEMPT_SUCCEEDED = "attempt_succeeded"
+    ATTEMPT_RETRY = "attempt_retry"
+    ATTEMPT_SNOOZED = "attempt_snoozed"
     ATTEMPT_FAILED = "attempt_failed"
+    ATTEMPT_DISCARDED = "attempt_discarded"
+    ATTEMPT_EXPIRED = "attempt_expired"
+    ATTEMPT_CANCELLED = "attempt_cancelled"
     ATTEMPT_LOST = "attempt_lost"
     ATTEMPT_INTERRUPTED = "attempt_interrupted"
     WAITING = "waiting"
     CANCELLING = "cancelling"
+    STOP = "stop"
     CANCELLED = "cancelled"
     SUCCEEDED = "succeeded"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
     FAILED = "failed"
+    DEAD = "dead"
     FORGOTTEN = "forgotten"
     DEAD_LETTER = "dead_letter"
     UNREADABLE = "unreadable"
@@ -56,21 +97,21 @@ class Happening(StrEnum):
 
 _ORDER: Final = {happening: rank for rank, happening in enumerate(Happening)}
 
-_RESULTS: Final = {
-    Result.SUCCEEDED: Happening.ATTEMPT_SUCCEEDED,
-    Result.FAILED: Happening.ATTEMPT_FAILED,
-    Result.LOST: Happening.ATTEMPT_LOST,
-    Result.INTERRUPTED: Happening.ATTEMPT_INTERRUPTED,
-}
-
-# DISPATCHED is missing on purpose: the dispatch itself says the same and more, in the same transaction.
+# DISPATCHED and RUNNING are missing on purpose: the dispatch, and the worker's word, say the same and more.
 _PHASES: Final = {
     Phase.WAITING: Happening.WAITING,
     Phase.CANCELLING: Happening.CANCELLING,
     Phase.CANCELLED: Happening.CANCELLED,
     Phase.SUCCEEDED: Happening.SUCCEEDED,
+    Phase.DISCARDED: Happening.DISCARDED,
+    Phase.EXPIRED: Happening.EXPIRED,
     Phase.FAILED: Happening.FAILED,
 }
+
+# REPLACED and FORGOTTEN are missing: the new definition, and the state that was taken away, tell that.
+_CLOSINGS: Final = {Closing.REDRIVEN: Happening.REDRIVEN, Closing.DROPPED: Happening.DROPPED}
+
+_GOING_ON: Final = frozenset({Result.STARTED, Result.HEARTBEAT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +133,16 @@ class Entry:
         event: what happened.
         job_id: to which job; None where a record had no readable key.
         due_ms: the scheduled time.
-        late_ms: of a dispatch, how long after its scheduled time it was made.
-        took_ms: of an outcome, how long the handler ran.
+        late_ms: of a first attempt's dispatch, how long after its scheduled time it was made.
+        took_ms: of an outcome, how long the handler ran, or has been running.
+        wait_ms: of an attempt that is to be repeated, how long to wait before.
+        wake_ms: of a job that waits for another attempt, when that is.
+        lease_ms: of an attempt that goes on, how long its owner will wait for the next word.
+        crashes: how many attempts ended because their worker vanished.
         error: the error's type, or the reason code of a refusal.
         message: the error's message.
+        reason: of a dead run, the code of why it died.
+        output: what the handler returned, or says of its progress; JSON.
     """
 
     source: Source
@@ -110,9 +157,15 @@ class Entry:
     due_ms: int | None = None
     late_ms: int | None = None
     took_ms: int | None = None
+    wait_ms: int | None = None
+    wake_ms: int | None = None
+    lease_ms: int | None = None
+    crashes: int | None = None
     worker: str | None = None
     error: str | None = None
     message: str | None = None
+    reason: str | None = None
+    output: str | None = None
 
 
 def schedule_entry(source: Source, schedule: Schedule) -> Entry:
@@ -131,6 +184,20 @@ def cancel_entry(source: Source, cancel: Cancel) -> Entry:
     return Entry(source=source, at_ms=source.written_ms, event=Happening.CANCEL, job_id=cancel["job_id"])
 
 
+def redrive_entry(source: Source, redrive: Redrive) -> Entry:
+    return Entry(source=source, at_ms=source.written_ms, event=Happening.REDRIVE, job_id=redrive["job_id"], token=redrive["token"])
+
+
+def drop_entry(source: Source, drop: Drop) -> Entry:
+    return Entry(source=source, at_ms=source.written_ms, event=Happening.DROP, job_id=drop["job_id"], token=drop["token"])
+
+
+def stop_entry(source: Source, stop: Stop) -> Entry:
+    return Entry(
+        source=source, at_ms=source.written_ms, event=Happening.STOP, job_id=stop["job_id"], queue=stop["queue"], token=stop["token"]
+    )  # fmt: skip
+
+
 def definition_entry(source: Source, definition: Definition) -> Entry:
     entry = schedule_entry(source, definition["schedule"])
     return replace(entry, event=Happening.SCHEDULED, generation=definition["generation"])
@@ -141,7 +208,7 @@ def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
     event = _PHASES.get(Phase(state["phase"]))
     if event is None:
         return None
-    failure = state["error"]
+    failure, trail = state["error"], state["trail"]
     return Entry(
         source=source,
         at_ms=state["changed_ms"],
@@ -151,8 +218,11 @@ def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
         attempt=state["attempt"] or None,
         token=state["token"] or None,
         due_ms=state["slot_ms"],
+        wake_ms=(trail["wake_ms"] or None) if trail is not None and event is Happening.WAITING else None,
+        crashes=state["crashes"] or None,
         error=failure["type"] if failure else None,
         message=failure["message"] if failure else None,
+        output=_text(trail["output"]) if trail is not None else None,
     )
 
 
@@ -161,6 +231,7 @@ def forgotten_entry(source: Source, job_id: str) -> Entry:
 
 
 def dispatch_entry(source: Source, queue: str, dispatch: Dispatch) -> Entry:
+    terms = dispatch["terms"]
     return Entry(
         source=source,
         at_ms=dispatch["dispatched_ms"],
@@ -172,26 +243,60 @@ def dispatch_entry(source: Source, queue: str, dispatch: Dispatch) -> Entry:
         attempt=dispatch["attempt"],
         token=dispatch["token"],
         due_ms=dispatch["slot_ms"],
-        late_ms=dispatch["dispatched_ms"] - dispatch["slot_ms"],
+        late_ms=dispatch["dispatched_ms"] - dispatch["slot_ms"] if dispatch["attempt"] == 1 else None,
+        crashes=(terms["crashes"] or None) if terms is not None else None,
     )
 
 
 def outcome_entry(source: Source, outcome: Outcome) -> Entry:
-    failure = outcome["error"]
+    failure, result = outcome["error"], Result(outcome["result"])
+    at_ms = outcome["finished_ms"] or source.written_ms
     ran = outcome["started_ms"] > 0
     return Entry(
         source=source,
-        at_ms=outcome["finished_ms"],
-        event=_RESULTS[Result(outcome["result"])],
+        at_ms=at_ms,
+        event=Happening(f"attempt_{result.lower()}"),
         job_id=outcome["job_id"],
         attempt=outcome["attempt"],
         token=outcome["token"],
         due_ms=outcome["slot_ms"],
-        took_ms=outcome["finished_ms"] - outcome["started_ms"] if ran else None,
+        took_ms=at_ms - outcome["started_ms"] if ran else None,
+        wait_ms=outcome["retry_after_ms"] if result in (Result.RETRY, Result.SNOOZED) else None,
+        lease_ms=outcome["lease_ms"] if result in _GOING_ON else None,
         worker=outcome["worker"],
         error=failure["type"] if failure else None,
         message=failure["message"] if failure else None,
+        output=_text(outcome["output"]),
     )
+
+
+def dead_run_entry(source: Source, run: DeadRun) -> Entry:
+    schedule, state = run["definition"]["schedule"], run["state"]
+    failure = state["error"]
+    return Entry(
+        source=source,
+        at_ms=run["died_ms"],
+        event=Happening.DEAD,
+        job_id=run["job_id"],
+        task=schedule["work"]["task"],
+        queue=schedule["queue"],
+        generation=state["generation"],
+        attempt=state["attempt"] or None,
+        token=run["token"],
+        due_ms=state["slot_ms"],
+        crashes=state["crashes"] or None,
+        error=failure["type"] if failure else None,
+        message=failure["message"] if failure else None,
+        reason=run["reason"],
+    )
+
+
+def closed_entry(source: Source, closed: DeadRunClosed) -> Entry | None:
+    """None for a closing that another topic's record tells better."""
+    event = _CLOSINGS.get(Closing(closed["how"]))
+    if event is None:
+        return None
+    return Entry(source=source, at_ms=closed["closed_ms"], event=event, job_id=closed["job_id"], token=closed["token"])
 
 
 def dead_letter_entry(source: Source, job_id: str | None, letter: DeadLetter) -> Entry:
@@ -207,6 +312,10 @@ def dead_letter_entry(source: Source, job_id: str | None, letter: DeadLetter) ->
 
 def unreadable_entry(source: Source, job_id: str | None, reason: Reason, message: str) -> Entry:
     return Entry(source=source, at_ms=source.written_ms, event=Happening.UNREADABLE, job_id=job_id, error=reason, message=message)
+
+
+def _text(output: bytes | None) -> str | None:
+    return None if output is None else output.decode(errors="backslashreplace")
 
 
 class Memory:
@@ -226,7 +335,7 @@ class Memory:
                 self._jobs.popitem(last=False)
             return entry
         known = self._jobs.get(entry.job_id)
-        return entry if known is None else replace(entry, task=known[0], queue=known[1])
+        return entry if known is None else replace(entry, task=known[0], queue=entry.queue or known[1])
 
 
 class Merge:
@@ -273,17 +382,26 @@ class Merge:
 
 
 def _causes_first(entries: list[Entry]) -> list[Entry]:
-    """`entries` with no job dispatched before it is scheduled.
+    """`entries` with no job dispatched before it is scheduled, or before it is redriven.
 
-    A job that is due at once is taken and dispatched in one transaction. Its two records reach two partitions in either order, some
-    milliseconds apart, by which the brokers' times put them. Everything else that follows from a record comes after its commit.
+    A job that is due at once is taken and dispatched in one transaction, and so is a run that is redriven. Its two records reach two
+    partitions in either order, some milliseconds apart, by which the brokers' times put them. Everything else that follows from a record
+    comes after its commit.
     """
-    dispatched: dict[tuple[str | None, int | None], int] = {}
+    first: dict[tuple[str | None, int | None], int] = {}  # the place of a generation's first dispatch
+    latest: dict[str | None, int] = {}  # the place of a job's latest dispatch
     for index, entry in enumerate(entries):
-        job = (entry.job_id, entry.generation)
-        if entry.event == Happening.DISPATCHED:
-            dispatched.setdefault(job, index)
-        elif entry.event == Happening.SCHEDULED and job in dispatched:
-            earlier = dispatched.pop(job)
+        earlier = None
+        if entry.event is Happening.DISPATCHED:
+            first.setdefault((entry.job_id, entry.generation), index)
+            latest[entry.job_id] = index
+        elif entry.event is Happening.SCHEDULED:
+            earlier = first.pop((entry.job_id, entry.generation), None)
+        elif entry.event is Happening.REDRIVEN:
+            earlier = latest.get(entry.job_id)
+            if earlier is not None and (entries[earlier].token or 0) <= (entry.token or 0):
+                earlier = None  # the dispatch that it died with
+        if earlier is not None:
             entries[earlier], entries[index] = entry, entries[earlier]
+            latest[entry.job_id] = max(latest[entry.job_id], index)
     return entries

@@ -29,7 +29,7 @@ from duewheel.core.percentile import percentile
 # A cancel that was stored this long before its job was due has come in time. One that comes in the last moment may race the job.
 CANCEL_IN_TIME_MS: Final = 1_000
 
-_ENDS: Final = frozenset({Happening.SUCCEEDED, Happening.FAILED, Happening.CANCELLED})
+_ENDS: Final = frozenset({Happening.SUCCEEDED, Happening.FAILED, Happening.CANCELLED, Happening.DISCARDED, Happening.EXPIRED})
 
 
 class Execution(NamedTuple):
