@@ -5,12 +5,14 @@ For the codec's own tests, and to be published by whoever tests that a refused r
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Final, NamedTuple
 
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import Reason
 from duewheel.core.limits import RECORD_BYTES_MAX
-from duewheel.core.model import Schedule
+from duewheel.core.model import Limits, Policy, Schedule
 from tests.records import TIME_MS
 
 
@@ -27,22 +29,46 @@ SCHEDULE: Final[Schedule] = {
     "on_conflict": "IGNORE",
     "retention_ms": 86_400_000,
     "queue": "default",
-    "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {"a": "b", "c": "d"}},
+    "limits": None,
+    "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {"a": "b", "c": "d"}, "policy": None},
 }
 VALUE: Final = codec.encode_schedule(SCHEDULE)
 
 _HEADER: Final = VALUE[:10]
 _TIME: Final = bytes.fromhex("80b083c59868")
-_HEADERS: Final = b"\x04\x02a\x02b\x02c\x02d\x00"
+_HEADERS: Final = b"\x04\x02a\x02b\x02c\x02d\x00\x00"  # and no policy
 _BEFORE_HEADERS: Final = VALUE.removesuffix(_HEADERS)
 _COUNT_2_62: Final = bytes.fromhex("80808080808080808001")
 _COUNT_MINUS_2_63: Final = bytes.fromhex("ffffffffffffffffff01")
 _BODY: Final = VALUE[10:]
+_POLICY: Final[Policy] = {
+    "attempts_max": 5,
+    "delays_ms": [1, 2],
+    "factor": 1.5,
+    "delay_ms_max": 7,
+    "jitter": 0.0,
+    "give_up_on": ["A", "B"],
+    "retry_on": [],
+    "run_timeout_ms": 0,
+}
+_LIMITS: Final[Limits] = {"expires_ms": TIME_MS, "total_timeout_ms": 5, "crashes_max": 2}
+GUARDED: Final = codec.encode_schedule({**SCHEDULE, "limits": _LIMITS, "work": {**SCHEDULE["work"], "policy": _POLICY}})
+
+_FACTOR: Final = struct.pack("<d", 1.5)
+_JITTER: Final = b"\x0e" + bytes(8)  # after the 7 of delay_ms_max
+_DELAYS: Final = b"\x04\2\4\0" + _FACTOR
+_CLASSES: Final = b"\x04\2A\2B\0"
+_LIMITS_BYTES: Final = b"\2" + _TIME + b"\x0a\x04"
 
 
 def _swap(old: bytes, new: bytes) -> bytes:
     assert old in VALUE
     return VALUE.replace(old, new, 1)
+
+
+def _guarded(old: bytes, new: bytes) -> bytes:
+    assert GUARDED.count(old) == 1
+    return GUARDED.replace(old, new)
 
 
 CORPUS: Final = [
@@ -70,9 +96,9 @@ CORPUS: Final = [
     Malformed("a payload of minus 2^63", _swap(b"\x04{}", _COUNT_MINUS_2_63 + b"{}"), Reason.MALFORMED),
     Malformed("2^62 headers", _BEFORE_HEADERS + _COUNT_2_62, Reason.MALFORMED),
     Malformed("minus 2^63 headers", _BEFORE_HEADERS + _COUNT_MINUS_2_63 + b"\0", Reason.MALFORMED),
-    Malformed("a header twice", _BEFORE_HEADERS + b"\x04\x02a\x02b\x02a\x02b\x00", Reason.NOT_CANONICAL),
-    Malformed("headers in two blocks", _BEFORE_HEADERS + b"\x02\x02a\x02b\x02\x02c\x02d\x00", Reason.NOT_CANONICAL),
-    Malformed("headers with their size", _BEFORE_HEADERS + b"\x03\x10\x02a\x02b\x02c\x02d\x00", Reason.NOT_CANONICAL),
+    Malformed("a header twice", _BEFORE_HEADERS + b"\x04\x02a\x02b\x02a\x02b\x00\x00", Reason.NOT_CANONICAL),
+    Malformed("headers in two blocks", _BEFORE_HEADERS + b"\x02\x02a\x02b\x02\x02c\x02d\x00\x00", Reason.NOT_CANONICAL),
+    Malformed("headers with their size", _BEFORE_HEADERS + b"\x03\x10\x02a\x02b\x02c\x02d\x00\x00", Reason.NOT_CANONICAL),
     Malformed("a job id that is no UTF-8", _swap(b"j1", b"\xff\xfe"), Reason.MALFORMED),
     Malformed("a surrogate", _swap(b"\x04j1", b"\x06\xed\xa0\x80"), Reason.MALFORMED),
     Malformed("UTF-8 longer than needed", _swap(b"j1", b"\xc0\xaf"), Reason.MALFORMED),
@@ -81,5 +107,24 @@ CORPUS: Final = [
     Malformed("on_conflict 2", _swap(_TIME * 2 + b"\0", _TIME * 2 + b"\4"), Reason.MALFORMED),
     Malformed("on_conflict minus 3", _swap(_TIME * 2 + b"\0", _TIME * 2 + b"\5"), Reason.MALFORMED),
     Malformed("a bomb of nested ones", _HEADER + b"\2" * 100_000, Reason.MALFORMED),
+    *(Malformed(f"limits and policy cut after {size} bytes", GUARDED[:size], Reason.MALFORMED) for size in range(11, len(GUARDED))),
+    Malformed("a byte after the policy", GUARDED + b"\0", Reason.TRAILING_BYTES),
+    Malformed("limits of branch minus 1", _guarded(_LIMITS_BYTES, b"\1" + _LIMITS_BYTES[1:]), Reason.NOT_CANONICAL),
+    Malformed("limits of branch 2", _guarded(_LIMITS_BYTES, b"\4" + _LIMITS_BYTES[1:]), Reason.MALFORMED),
+    Malformed("limits with a padded time", _guarded(_LIMITS_BYTES, b"\2\x80\0" + _LIMITS_BYTES[7:]), Reason.NOT_CANONICAL),
+    Malformed("crashes beyond 32 bits", _guarded(_LIMITS_BYTES, _LIMITS_BYTES[:-1] + bytes.fromhex("8080808010")), Reason.MALFORMED),
+    Malformed("a factor of minus 0", _guarded(_FACTOR, struct.pack("<d", -0.0)), Reason.MALFORMED),
+    Malformed("an infinite factor", _guarded(_FACTOR, struct.pack("<d", math.inf)), Reason.MALFORMED),
+    Malformed("a factor that is no number", _guarded(_FACTOR, struct.pack("<d", math.nan)), Reason.MALFORMED),
+    Malformed("a factor that is another no number", _guarded(_FACTOR, b"\1\0\0\0\0\0\xf0\x7f"), Reason.MALFORMED),
+    Malformed("a jitter of minus 0", _guarded(_JITTER, b"\x0e" + struct.pack("<d", -0.0)), Reason.MALFORMED),
+    Malformed("2^62 delays", _guarded(_DELAYS, _COUNT_2_62 + _DELAYS[1:]), Reason.MALFORMED),
+    Malformed("minus 2^63 delays", _guarded(_DELAYS, _COUNT_MINUS_2_63 + b"\0" + _DELAYS[1:]), Reason.NOT_CANONICAL),
+    Malformed("delays in two blocks", _guarded(_DELAYS, b"\2\2\2\4\0" + _FACTOR), Reason.NOT_CANONICAL),
+    Malformed("delays with their size", _guarded(_DELAYS, b"\3\4\2\4\0" + _FACTOR), Reason.NOT_CANONICAL),
+    Malformed("no delays, with a block", _guarded(_DELAYS, b"\0\0" + _FACTOR), Reason.TRAILING_BYTES),
+    Malformed("2^62 classes", _guarded(_CLASSES, _COUNT_2_62 + _CLASSES[1:]), Reason.MALFORMED),
+    Malformed("classes in two blocks", _guarded(_CLASSES, b"\2\2A\2\2B\0"), Reason.NOT_CANONICAL),
+    Malformed("a class that is no UTF-8", _guarded(_CLASSES, b"\4\2\xff\2B\0"), Reason.MALFORMED),
     Malformed("too large", VALUE + bytes(RECORD_BYTES_MAX), Reason.TOO_LARGE),
 ]

@@ -7,11 +7,14 @@ index counted from the end. It walks the schema files itself and knows nothing o
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
+from duewheel.core.model import Closing, Phase, Result
 from duewheel.resources import folder
 
 TIME_MS: Final = 1_790_000_000_000
@@ -24,12 +27,39 @@ tokens = st.one_of(st.integers(0, 2**36), longs)
 texts = st.one_of(st.text(max_size=20), st.text("aé…🙂", min_size=60, max_size=70))
 blobs = st.one_of(st.binary(max_size=20), st.binary(min_size=60, max_size=140))
 
+# Readers take neither infinities nor a zero with a sign; the property tests damage records into those.
+doubles = st.one_of(
+    st.sampled_from([0.0, 0.5, 1.0, 4.0]), st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
+)
+names = st.lists(st.one_of(st.just("app.errors.Timeout"), texts), max_size=3)
+spans = st.one_of(st.just(0), st.integers(0, 10**7), times)
+
+policies = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {
+            "attempts_max": counts,
+            "delays_ms": st.lists(spans, max_size=3),
+            "factor": doubles,
+            "delay_ms_max": spans,
+            "jitter": doubles,
+            "give_up_on": names,
+            "retry_on": names,
+            "run_timeout_ms": spans,
+        }
+    ),
+)
+limits = st.one_of(st.none(), st.fixed_dictionaries({"expires_ms": spans, "total_timeout_ms": spans, "crashes_max": counts}))
+terms = st.one_of(
+    st.none(), st.fixed_dictionaries({"crashes": counts, "is_last_life": st.booleans(), "expires_ms": spans, "deadline_ms": spans})
+)
 works = st.fixed_dictionaries(
     {
         "task": st.one_of(st.sampled_from(["send_email", "send_email_to_everybody"]), texts),
         "content_type": st.one_of(st.sampled_from(["application/json", "application/octet-stream"]), texts),
         "payload": blobs,
         "headers": st.one_of(st.just({}), st.dictionaries(texts, texts, max_size=3)),
+        "policy": policies,
     }
 )
 schedules = st.fixed_dictionaries(
@@ -40,27 +70,53 @@ schedules = st.fixed_dictionaries(
         "on_conflict": st.sampled_from(["IGNORE", "REPLACE"]),
         "retention_ms": st.one_of(st.just(86_400_000), times),
         "queue": st.one_of(st.just("default"), texts),
+        "limits": limits,
         "work": works,
     }
 )
 failures = st.one_of(st.none(), st.fixed_dictionaries({"type": texts, "message": texts, "traceback": texts}))
+outputs = st.one_of(st.none(), blobs)
+endings = st.fixed_dictionaries(
+    {
+        "attempt": counts,
+        "token": tokens,
+        "result": st.one_of(st.sampled_from(["RETRY", "LOST", "LEASE_EXPIRED"]), texts),
+        "started_ms": times,
+        "ended_ms": times,
+        "worker": texts,
+        "type": texts,
+        "message": texts,
+    }
+)
+trails = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {"wake_ms": spans, "lease_ms": spans, "first_ms": spans, "output": outputs, "endings": st.lists(endings, max_size=3)}
+    ),
+)
+states = st.fixed_dictionaries(
+    {
+        "generation": counts,
+        "phase": st.sampled_from(list(Phase)).map(str),
+        "attempt": counts,
+        "crashes": counts,
+        "token": tokens,
+        "slot_ms": times,
+        "changed_ms": times,
+        "error": failures,
+        "trail": trails,
+    }
+)
+definitions = st.fixed_dictionaries({"generation": counts, "schedule": schedules})
+of_dead_runs = st.fixed_dictionaries({"job_id": texts, "token": tokens, "created_ms": times})
 
 RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
     "Schedule": schedules,
     "Cancel": st.fixed_dictionaries({"job_id": texts, "created_ms": times}),
-    "Definition": st.fixed_dictionaries({"generation": counts, "schedule": schedules}),
-    "State": st.fixed_dictionaries(
-        {
-            "generation": counts,
-            "phase": st.sampled_from(["WAITING", "DISPATCHED", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"]),
-            "attempt": counts,
-            "crashes": counts,
-            "token": tokens,
-            "slot_ms": times,
-            "changed_ms": times,
-            "error": failures,
-        }
-    ),
+    "Redrive": of_dead_runs,
+    "Drop": of_dead_runs,
+    "Definition": definitions,
+    "State": states,
     "Progress": st.fixed_dictionaries({"token": tokens, "intake_offset": tokens, "outcomes_offset": tokens}),
     "Dispatch": st.fixed_dictionaries(
         {
@@ -71,6 +127,7 @@ RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
             "attempt": counts,
             "timer_partition": counts,
             "dispatched_ms": times,
+            "terms": terms,
             "work": works,
         }
     ),
@@ -80,12 +137,30 @@ RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
             "job_id": texts,
             "slot_ms": times,
             "attempt": counts,
-            "result": st.sampled_from(["SUCCEEDED", "FAILED", "LOST", "INTERRUPTED"]),
+            "result": st.sampled_from(list(Result)).map(str),
             "started_ms": times,
             "finished_ms": times,
             "worker": texts,
             "error": failures,
+            "retry_after_ms": spans,
+            "lease_ms": spans,
+            "output": outputs,
         }
+    ),
+    "Stop": st.fixed_dictionaries({"job_id": texts, "token": tokens, "queue": texts}),
+    "DeadRun": st.fixed_dictionaries(
+        {
+            "job_id": texts,
+            "token": tokens,
+            "timer_partition": counts,
+            "died_ms": times,
+            "reason": texts,
+            "state": states,
+            "definition": definitions,
+        }
+    ),
+    "DeadRunClosed": st.fixed_dictionaries(
+        {"job_id": texts, "token": tokens, "closed_ms": times, "how": st.sampled_from(list(Closing)).map(str)}
     ),
     "DeadLetter": st.fixed_dictionaries(
         {
@@ -105,14 +180,22 @@ RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
 FUNCTIONS: Final = {
     "Schedule": "schedule",
     "Cancel": "cancel",
+    "Redrive": "redrive",
+    "Drop": "drop",
     "Definition": "definition",
     "State": "state",
     "Progress": "progress",
     "Dispatch": "dispatch",
     "Outcome": "outcome",
+    "Stop": "stop",
     "DeadLetter": "dead_letter",
+    "DeadRun": "dead_run",
+    "DeadRunClosed": "dead_run_closed",
 }
 """The kinds of records, and what the codec's functions for them are called."""
+
+COMMANDS: Final = ("Schedule", "Cancel", "Redrive", "Drop")
+"""Those that are read by `decode_command`."""
 
 
 def _named_types() -> dict[str, Any]:
@@ -176,6 +259,13 @@ class SloppyWriter:
 
     def _int(self, _schema: Any, value: int) -> bytes:
         return self.number(value + 2**32 if self._slip("leave 32 bits") else value)
+
+    def _boolean(self, _schema: Any, value: bool) -> bytes:
+        return b"\2" if self._slip("another true") else bytes((value,))
+
+    def _double(self, _schema: Any, value: float) -> bytes:
+        odd = [slip for slip in (-0.0, inf, -inf, nan) if self._slip(str(slip))]
+        return struct.pack("<d", odd[0] if odd else value)
 
     def _bytes(self, _schema: Any, value: bytes) -> bytes:
         return self.number(-1 if self._slip("negative length") else len(value)) + value

@@ -13,11 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duewheel.adapters.avro import codec, varints
+from duewheel.adapters.avro.encode import encode_work
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import Reader, encode
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
-from tests.records import FUNCTIONS, RECORDS, TIME_MS, TYPES, SloppyWriter, counts, longs, schedules, texts, times, tokens
+from tests.records import COMMANDS, FUNCTIONS, RECORDS, TIME_MS, TYPES, SloppyWriter, counts, longs, schedules, times
 
 STRICT = Reader()
 KINDS = sorted(RECORDS)
@@ -29,13 +30,13 @@ def encode_fast(kind: str, record: Any) -> bytes:
 
 
 def decode_fast(kind: str, value: bytes) -> Any:
-    if kind in ("Schedule", "Cancel"):
+    if kind in COMMANDS:
         return codec.decode_command(value)[1]
     return getattr(codec, f"decode_{FUNCTIONS[kind]}")(value)
 
 
 def decode_strict(kind: str, value: bytes) -> Any:
-    kinds = ("Schedule", "Cancel") if kind in ("Schedule", "Cancel") else (kind,)
+    kinds = COMMANDS if kind in COMMANDS else (kind,)
     return STRICT.read(value, kinds, DEAD_LETTER_BYTES_MAX)[1]
 
 
@@ -80,29 +81,68 @@ def test_what_was_encoded_is_decoded(case: tuple[str, Any]) -> None:
     assert check_verdicts(kind, encode_fast(kind, record)) == record
 
 
-def test_ordinary_records_take_the_fast_way() -> None:
-    class NoReader(Reader):
-        def read(self, value: bytes | None, kinds: tuple[str, ...], bytes_max: int) -> Any:
-            raise AssertionError(f"the strict way was taken for {kinds}")
+class NoReader(Reader):
+    def read(self, value: bytes | None, kinds: tuple[str, ...], bytes_max: int) -> Any:
+        raise AssertionError(f"the strict way was taken for {kinds}")
 
+
+FAILURE: Any = {"type": "E", "message": "m" * 200, "traceback": ""}
+POLICY: Any = {"attempts_max": 9, "delays_ms": [1_000, 60_000], "factor": 1.5, "delay_ms_max": 3_600_000, "jitter": 0.0}
+POLICY |= {"give_up_on": ["app.NotFound"], "retry_on": [], "run_timeout_ms": 0}
+ENDING: Any = {
+    "attempt": 1,
+    "token": 10**9,
+    "result": "LOST",
+    "started_ms": 0,
+    "ended_ms": TIME_MS,
+    "worker": "w",
+    "type": "",
+    "message": "",
+}
+TRAILS: list[Any] = [
+    None,
+    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": []},
+    {"wake_ms": 0, "lease_ms": 0, "first_ms": TIME_MS, "output": b"7" * 8_192, "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}]},
+]
+
+
+@pytest.mark.parametrize("policy", [None, POLICY], ids=["no policy", "policy"])
+@pytest.mark.parametrize("expires_ms", [None, 0, TIME_MS])
+def test_ordinary_jobs_take_the_fast_way(policy: Any, expires_ms: int | None) -> None:
     fast = codec.Codec(NoReader())
-    work: Any = {"task": "t", "content_type": "application/json", "payload": b"x" * 5_000, "headers": {"a": "b", "c": ""}}
+    work: Any = {"task": "t", "content_type": "application/json", "payload": b"x" * 5_000, "headers": {"a": "b", "c": ""}, "policy": policy}
+    limits = None if expires_ms is None else {"expires_ms": expires_ms, "total_timeout_ms": 10**7, "crashes_max": 2}
+    terms: Any = limits and {"crashes": 1, "is_last_life": True, "expires_ms": expires_ms, "deadline_ms": TIME_MS}
     schedule: Any = {"job_id": "j" * 63, "due_ms": TIME_MS, "created_ms": TIME_MS, "on_conflict": "REPLACE", "retention_ms": 0}
-    schedule |= {"queue": "q", "work": work}
-    failure = {"type": "E", "message": "m" * 200, "traceback": ""}
-    state: Any = {"generation": 70, "phase": "FAILED", "attempt": 1, "crashes": 0, "token": 10**9, "slot_ms": TIME_MS}
-    state |= {"changed_ms": TIME_MS, "error": failure}
-    outcome: Any = {"token": 10**9, "job_id": "j" * 90, "slot_ms": TIME_MS, "attempt": 1, "result": "FAILED", "started_ms": TIME_MS}
-    outcome |= {"finished_ms": TIME_MS, "worker": "w", "error": failure}
+    schedule |= {"queue": "q", "limits": limits, "work": work}
     command = codec.encode_schedule(schedule)
+    for _ in range(2):  # read, and remembered
+        assert fast.decode_command(command)[1] == schedule
+        assert fast.peek_definition(codec.splice_definition(70, command))[4:] == (limits, encode_work(work), command)
+        dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, terms, encode_work(work))
+        read = fast.decode_dispatch(dispatch)
+        assert (read["terms"], read["work"]) == (terms, work)
+
+
+def test_other_ordinary_records_take_the_fast_way() -> None:
+    fast = codec.Codec(NoReader())
     cancel: Any = {"job_id": "j", "created_ms": TIME_MS}
-    dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, codec.decode_command(command)[2])
-    assert fast.decode_command(command)[1] == schedule
-    assert fast.decode_command(codec.encode_cancel(cancel))[1] == cancel
-    assert fast.peek_definition(codec.splice_definition(70, command)).command == command
-    assert fast.decode_state(codec.encode_state(state)) == state
-    assert fast.decode_outcome(codec.encode_outcome(outcome)) == outcome
-    assert fast.decode_dispatch(dispatch)["work"] == work
+    redrive: Any = {"job_id": "j", "token": 10**9, "created_ms": TIME_MS}
+    stop: Any = {"job_id": "j", "token": 10**9, "queue": "q"}
+    assert fast.decode_command(codec.encode_cancel(cancel)) == ("cancel", cancel, b"")
+    assert fast.decode_command(codec.encode_redrive(redrive)) == ("redrive", redrive, b"")
+    assert fast.decode_command(codec.encode_drop(redrive)) == ("drop", redrive, b"")
+    assert fast.decode_stop(codec.encode_stop(stop)) == stop
+    for error in (None, FAILURE):
+        for trail in TRAILS:
+            state: Any = {"generation": 70, "phase": "RUNNING", "attempt": 1, "crashes": 0, "token": 10**9, "slot_ms": TIME_MS}
+            state |= {"changed_ms": TIME_MS, "error": error, "trail": trail}
+            assert fast.decode_state(codec.encode_state(state)) == state
+        for retry_after_ms, lease_ms, output in ((0, 0, None), (10**7, 30_000, b"7" * 8_192)):
+            outcome: Any = {"token": 10**9, "job_id": "j" * 90, "slot_ms": TIME_MS, "attempt": 1, "result": "FAILED", "started_ms": TIME_MS}
+            outcome |= {"finished_ms": TIME_MS, "worker": "w", "error": error}
+            outcome |= {"retry_after_ms": retry_after_ms, "lease_ms": lease_ms, "output": output}
+            assert fast.decode_outcome(codec.encode_outcome(outcome)) == outcome
 
 
 @given(kinds_and_records(), st.randoms(use_true_random=False), st.integers(1, 12))
@@ -150,7 +190,7 @@ def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generat
     command = codec.encode_schedule(schedule)
     known = codec.peek_definition(codec.splice_definition(generation, command))
     work = codec.decode_command(command)[2]
-    assert known == (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"], work, command)
+    assert known == (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"], schedule["limits"], work, command)
 
 
 @given(schedules, st.data())
@@ -162,22 +202,29 @@ def test_a_glance_at_a_damaged_definition_raises_nothing_else(schedule: Any, dat
         codec.peek_definition(bytes(value))
 
 
-@given(schedules, tokens, texts, counts, times, counts, counts, times)
-def test_a_spliced_dispatch_is_an_encoded_one(
-    schedule: Any, token: int, job_id: str, generation: int, slot_ms: int, attempt: int, partition: int, dispatched_ms: int
-) -> None:
-    work = codec.decode_command(codec.encode_schedule(schedule))[2]
-    record = {
-        "token": token,
-        "job_id": job_id,
-        "generation": generation,
-        "slot_ms": slot_ms,
-        "attempt": attempt,
-        "timer_partition": partition,
-        "dispatched_ms": dispatched_ms,
-        "work": schedule["work"],
-    }
-    assert codec.splice_dispatch(token, job_id, generation, slot_ms, attempt, partition, dispatched_ms, work) == encode("Dispatch", record)
+@given(RECORDS["Dispatch"])
+def test_a_spliced_dispatch_is_an_encoded_one(record: Any) -> None:
+    spliced = codec.splice_dispatch(**{**record, "work": encode_work(record["work"])})
+    assert spliced == codec.encode_dispatch(record) == encode("Dispatch", record)
+
+
+@given(RECORDS["DeadRun"])
+def test_a_spliced_dead_run_is_an_encoded_one(record: Any) -> None:
+    spliced = codec.splice_dead_run(**{**record, "definition": codec.encode_definition(record["definition"])})
+    assert spliced == encode("DeadRun", record)
+
+
+@given(kinds_and_records())
+def test_the_dead_letter_topic_is_read_by_kind(case: tuple[str, Any]) -> None:
+    kind, record = case
+    names = {"DeadLetter": "letter", "DeadRun": "dead_run", "DeadRunClosed": "closed"}
+    value = encode_fast(kind, record)
+    if kind in names:
+        assert codec.decode_dead_letter_topic(value) == (names[kind], record)
+    else:
+        with pytest.raises(UndecodableRecord) as refusal:
+            codec.decode_dead_letter_topic(value)
+        assert refusal.value.reason == Reason.UNEXPECTED_RECORD
 
 
 @given(st.one_of(longs, times, counts))
