@@ -471,8 +471,13 @@ def _dispatch(value: bytes) -> Dispatch:
     task, at = _string_at(value, at)
     content_type, at = _string_at(value, at)
     payload, at = _bytes_at(value, at)
-    headers, at = _headers_at(value, at)
-    policy = _policy_from(value, at)
+    headers: dict[str, str]
+    policy: Policy | None
+    if value[at:] == b"\0\0":
+        headers, policy = {}, None
+    else:
+        headers, at = _headers_at(value, at)
+        policy = _policy_from(value, at)
     return {
         "token": token,
         "job_id": job_id,

@@ -185,7 +185,7 @@ def encode_outcome(record: Outcome) -> bytes:
     job_id = record["job_id"].encode()
     worker = record["worker"]
     error = record["error"]
-    output = record["output"]
+    retry_after_ms, lease_ms, output = record["retry_after_ms"], record["lease_ms"], record["output"]
     return b"".join(
         (
             _OUTCOME,
@@ -199,9 +199,7 @@ def encode_outcome(record: Outcome) -> bytes:
             _now(record["finished_ms"]),
             _names.get(worker) or _name(worker),
             b"\0" if error is None else _failure(error),
-            long(record["retry_after_ms"]),
-            long(record["lease_ms"]),
-            b"\0" if output is None else b"\2" + long(len(output)) + output,
+            b"\0\0\0" if output is None and retry_after_ms == lease_ms == 0 else long(retry_after_ms) + long(lease_ms) + _output(output),
         )
     )
 
@@ -343,17 +341,21 @@ def _array(items: list[bytes]) -> bytes:
 
 
 def _trail(trail: Trail) -> bytes:
-    output, endings = trail["output"], trail["endings"]
+    endings = trail["endings"]
     return b"".join(
         (
             b"\2",
             long(trail["wake_ms"]),
             long(trail["lease_ms"]),
             long(trail["first_ms"]),
-            b"\0" if output is None else b"\2" + long(len(output)) + output,
+            _output(trail["output"]),
             _array([_ending(ending) for ending in endings]) if endings else b"\0",
         )
     )
+
+
+def _output(output: bytes | None) -> bytes:
+    return b"\0" if output is None else b"\2" + long(len(output)) + output
 
 
 def _ending(ending: Ending) -> bytes:
