@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS, PARKED_MS
-from duewheel.core.model import Cancel, OnConflict, Outcome, Phase, Result, Schedule, State
+from duewheel.core.model import Cancel, Limits, OnConflict, Outcome, Phase, Result, Schedule, State
 from duewheel.core.step import Defined, Step
 from duewheel.core.wheel import timer_key
 
@@ -51,7 +51,13 @@ class World:
         return state["phase"]
 
 
-def schedule(job_id: str = "a", due_ms: int = NOW_MS, on_conflict: str = OnConflict.IGNORE, created_ms: int = NOW_MS) -> Schedule:
+def schedule(
+    job_id: str = "a",
+    due_ms: int = NOW_MS,
+    on_conflict: str = OnConflict.IGNORE,
+    created_ms: int = NOW_MS,
+    limits: Limits | None = None,
+) -> Schedule:
     return {
         "job_id": job_id,
         "due_ms": due_ms,
@@ -59,7 +65,8 @@ def schedule(job_id: str = "a", due_ms: int = NOW_MS, on_conflict: str = OnConfl
         "on_conflict": on_conflict,
         "retention_ms": DAY_MS,
         "queue": "default",
-        "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}},
+        "limits": limits,
+        "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 
 
@@ -67,8 +74,8 @@ def cancel(job_id: str = "a") -> Cancel:
     return {"job_id": job_id, "created_ms": NOW_MS}
 
 
-def outcome(token: int, result: str = Result.SUCCEEDED, job_id: str = "a") -> Outcome:
-    return {
+def outcome(token: int, result: str = Result.SUCCEEDED, job_id: str = "a", **fields: Any) -> Outcome:
+    record: dict[str, Any] = {
         "token": token,
         "job_id": job_id,
         "slot_ms": NOW_MS,
@@ -78,7 +85,11 @@ def outcome(token: int, result: str = Result.SUCCEEDED, job_id: str = "a") -> Ou
         "finished_ms": NOW_MS,
         "worker": "w",
         "error": None,
+        "retry_after_ms": 0,
+        "lease_ms": 0,
+        "output": None,
     }
+    return cast(Outcome, record | fields)
 
 
 def test_a_job_that_is_due_is_dispatched_in_the_same_step() -> None:
@@ -195,7 +206,7 @@ def test_an_outcome_counts_once_and_only_under_the_current_token() -> None:
     assert world.step(outcome(1, Result.LOST)).dispatches[0][1:6] == (2, "a", 1, NOW_MS, 2)
     assert world.step(outcome(1)).counts.stale == 1
     assert world.step(outcome(3)).counts.corrupt == 1
-    assert world.step(outcome(2), outcome(2)).counts.stale == 1
+    assert world.step(outcome(2), outcome(2)).counts.illegal == 1
     assert world.phase() == Phase.SUCCEEDED
 
 
@@ -274,12 +285,12 @@ def test_an_answered_dispatch_is_not_overdue() -> None:
     assert [d.token for d in step.dispatches] == [2]
 
 
-def test_the_late_outcome_of_a_generation_that_was_replaced_and_cancelled_is_stale() -> None:
+def test_the_late_outcome_of_a_generation_that_was_replaced_and_cancelled_changes_nothing() -> None:
     world = World()
     world.step(schedule())
     world.step(schedule(due_ms=NOW_MS + 9, on_conflict=OnConflict.REPLACE), cancel())
     counts = world.step(outcome(1)).counts
-    assert (counts.stale, counts.corrupt) == (1, 0)
+    assert (counts.illegal, counts.corrupt) == (1, 0)
 
 
 def test_what_a_foreign_worker_reports_is_cut() -> None:

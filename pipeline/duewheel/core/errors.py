@@ -11,6 +11,7 @@
     │   ├── StateFolderInUse
     │   └── StoreDamaged
     ├── UndecodableRecord      a record from outside cannot be read (`reason` is a fixed code)
+    ├── IllegalTransition      an event met a job in a phase where it changes nothing
     └── BrokenInvariant        ours: please report it
 
 Every message names the thing, the value, the limit where there is one, and what to do.
@@ -110,6 +111,10 @@ class UndecodableRecord(DuewheelError):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class IllegalTransition(DuewheelError):
+    """An event met a job in a phase for which the lifecycle does not list it. Nothing has changed."""
 
 
 class BrokenInvariant(DuewheelError):

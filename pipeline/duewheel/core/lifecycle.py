@@ -1,21 +1,32 @@
 """What may follow what.
 
-A job's phase changes only by an event that this table lists. Any other changes nothing and is counted, since each may happen to a
-faithful system: the same outcome once more, a cancel that comes after the end. The table in ARCHITECTURE.md is printed from this one
-(`python -m duewheel.core.lifecycle`).
+A job's phase changes only by an event that this table lists. For any other `follow` raises `IllegalTransition`, nothing changes, and the
+step counts it, since each may happen to a faithful system: the same outcome once more, a cancel that comes after the end. The table in
+ARCHITECTURE.md is printed from this one (`python -m duewheel.core.lifecycle`).
 
-    WAITING ──DUE──► DISPATCHED ──SUCCEEDED──► SUCCEEDED
-       │                │  ▲  │
-     CANCEL           LOST,│  └──FAILED──────► FAILED
-       ▼           INTERRUPTED
-    CANCELLED                 (a new dispatch with a higher token)
+                     RETRY, SNOOZED
+             ┌─────────────────────────────┐
+             ▼                             │
+    ┌──► WAITING ──DUE──► DISPATCHED ──STARTED──► RUNNING ⟲ HEARTBEAT
+    │        │                └──────────┬───────────┘
+    │        │     LOST, INTERRUPTED, OVERDUE, LEASE_EXPIRED: DISPATCHED again, with a higher token
+    │        │                           │
+    │        │                           ├──SUCCEEDED──► SUCCEEDED
+    │        │                           ├──DISCARDED──► DISCARDED
+    │        ├───────────EXPIRED─────────┼─────────────► EXPIRED
+    │        ├──────────EXHAUSTED────────┴──FAILED─────► FAILED ──REDRIVE──┐
+    │      CANCEL                                                          │
+    │        ▼                                                             │
+    │    CANCELLED ◄── CANCELLING ◄──CANCEL── (DISPATCHED, RUNNING)        │
+    └──────────────────────────────────────────────────────────────────────┘
 
-CANCELLING is a dispatched job that must not be dispatched again: what runs may finish, what is lost stays lost. An attempt of a
-FAILED run is final for now; retries will lead from DISPATCHED back to WAITING.
+CANCELLING is a dispatched job that must not be dispatched again: what runs may succeed, and whatever else becomes of it, it is CANCELLED.
+FAILED is dead: no attempt is left, and it stays known until somebody redrives it, drops it, defines it anew, or its time is over.
 
-Where the table says DISPATCHED, a new dispatch is to go out, and two things may stand against it. If the job was redefined meanwhile,
-this generation is CANCELLED. If its queue has no topic any more, the job is WAITING until there is one. A redefined job begins anew:
-its newest generation is WAITING, whatever became of the one before.
+Three events are the owner's own second thoughts. An outcome may ask for another attempt when there may be none: EXHAUSTED says that the
+crash limit or the time for all attempts is used up, REPLACED that the job was redefined meanwhile. And a dispatch may have nowhere to go:
+PARKED says that its queue has no topic just now. A redefined job begins anew: its newest generation is WAITING, whatever became of the
+one before.
 """
 
 from __future__ import annotations
@@ -23,6 +34,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from duewheel.core.errors import IllegalTransition
 from duewheel.core.model import Phase, Result
 
 
@@ -31,31 +43,84 @@ class Event(StrEnum):
 
     DUE = "DUE"
     CANCEL = "CANCEL"
+    STARTED = Result.STARTED
+    HEARTBEAT = Result.HEARTBEAT
     SUCCEEDED = Result.SUCCEEDED
     FAILED = Result.FAILED
+    DISCARDED = Result.DISCARDED
+    CANCELLED = Result.CANCELLED
+    EXPIRED = Result.EXPIRED  # the owner says so too, of a job that it may no longer dispatch
+    RETRY = Result.RETRY
+    SNOOZED = Result.SNOOZED
     LOST = Result.LOST
     INTERRUPTED = Result.INTERRUPTED
+    LEASE_EXPIRED = "LEASE_EXPIRED"  # it said that it runs, and has said nothing since
     OVERDUE = "OVERDUE"  # a dispatch without an outcome for so long that its record may be deleted soon
+    EXHAUSTED = "EXHAUSTED"
+    REPLACED = "REPLACED"
+    PARKED = "PARKED"
+    REDRIVE = "REDRIVE"
 
+
+# What happens to a dispatch, whether or not its worker has said that it started.
+_HANDED_OUT: Final[dict[Event, Phase]] = {
+    Event.STARTED: Phase.RUNNING,
+    Event.HEARTBEAT: Phase.RUNNING,
+    Event.SUCCEEDED: Phase.SUCCEEDED,
+    Event.FAILED: Phase.FAILED,
+    Event.DISCARDED: Phase.DISCARDED,
+    Event.CANCELLED: Phase.CANCELLED,
+    Event.EXPIRED: Phase.EXPIRED,
+    Event.RETRY: Phase.WAITING,
+    Event.SNOOZED: Phase.WAITING,
+    Event.LOST: Phase.DISPATCHED,
+    Event.INTERRUPTED: Phase.DISPATCHED,
+    Event.OVERDUE: Phase.DISPATCHED,
+    Event.EXHAUSTED: Phase.FAILED,
+    Event.REPLACED: Phase.CANCELLED,
+    Event.PARKED: Phase.WAITING,
+    Event.CANCEL: Phase.CANCELLING,
+}
 
 TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.DUE): Phase.DISPATCHED,
     (Phase.WAITING, Event.CANCEL): Phase.CANCELLED,
-    (Phase.DISPATCHED, Event.SUCCEEDED): Phase.SUCCEEDED,
-    (Phase.DISPATCHED, Event.FAILED): Phase.FAILED,
-    (Phase.DISPATCHED, Event.LOST): Phase.DISPATCHED,
-    (Phase.DISPATCHED, Event.INTERRUPTED): Phase.DISPATCHED,
-    (Phase.DISPATCHED, Event.OVERDUE): Phase.DISPATCHED,
-    (Phase.DISPATCHED, Event.CANCEL): Phase.CANCELLING,
+    (Phase.WAITING, Event.EXPIRED): Phase.EXPIRED,
+    (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
+    (Phase.WAITING, Event.PARKED): Phase.WAITING,
+    **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},
+    **{(Phase.RUNNING, event): after for event, after in _HANDED_OUT.items()},
+    (Phase.RUNNING, Event.LEASE_EXPIRED): Phase.DISPATCHED,
+    (Phase.CANCELLING, Event.STARTED): Phase.CANCELLING,
+    (Phase.CANCELLING, Event.HEARTBEAT): Phase.CANCELLING,
+    (Phase.CANCELLING, Event.CANCEL): Phase.CANCELLING,
     (Phase.CANCELLING, Event.SUCCEEDED): Phase.SUCCEEDED,
-    (Phase.CANCELLING, Event.FAILED): Phase.FAILED,
+    (Phase.CANCELLING, Event.FAILED): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.DISCARDED): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.CANCELLED): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.EXPIRED): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.RETRY): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.SNOOZED): Phase.CANCELLED,
     (Phase.CANCELLING, Event.LOST): Phase.CANCELLED,
     (Phase.CANCELLING, Event.INTERRUPTED): Phase.CANCELLED,
+    (Phase.CANCELLING, Event.LEASE_EXPIRED): Phase.CANCELLED,
     (Phase.CANCELLING, Event.OVERDUE): Phase.CANCELLED,
-    (Phase.CANCELLING, Event.CANCEL): Phase.CANCELLING,
+    (Phase.FAILED, Event.REDRIVE): Phase.WAITING,
 }
 
-TERMINAL: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+TERMINAL: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DISCARDED, Phase.EXPIRED, Phase.CANCELLED})
+
+
+def follow(phase: str, event: str) -> Phase:
+    """The phase that follows `phase` by `event`.
+
+    Raises:
+        IllegalTransition: the table does not list it.
+    """
+    after = TRANSITIONS.get((phase, event))
+    if after is None:
+        raise IllegalTransition(f"no job that is {phase} can meet the event {event}; core/lifecycle.py lists what can")
+    return after
 
 
 def table() -> str:

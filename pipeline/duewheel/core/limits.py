@@ -79,11 +79,14 @@ ATTEMPTS_DEFAULT: Final = 5
 ATTEMPTS_MAX: Final = 1_000
 RETRY_DELAY_MS_DEFAULT: Final = SECOND_MS
 RETRY_FACTOR_DEFAULT: Final = 4.0
+RETRY_FACTOR_MAX: Final = 1_000.0
 RETRY_DELAY_MS_MAX_DEFAULT: Final = HOUR_MS
 RETRY_DELAY_MS_MAX: Final = 30 * DAY_MS
 RETRY_DELAYS_MAX: Final = 50
 RETRY_JITTER_DEFAULT: Final = 0.5
 RETRY_CLASSES_MAX: Final = 20
+RETRY_CLASSES_BYTES_MAX: Final = 4_096  # both lists together: they travel in the record's 8,192 bytes beside payload and headers
+TOTAL_TIMEOUT_MS_MAX: Final = 365 * DAY_MS
 
 # A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.
 CRASHES_MAX_DEFAULT: Final = 3
@@ -99,9 +102,15 @@ LEASE_MARGIN_MS: Final = 5_000
 LEASE_MS_MAX: Final = DAY_MS
 OUTPUT_BYTES_MAX: Final = 8_192
 
+# Handlers that overran their time and cannot be ended, left behind by a worker at a time. Each holds a thread of a few hundred KiB.
+STUCK_HANDLERS_MAX: Final = 100
+
 # How a run went, as kept with its state: the first attempt's ending, which often tells the cause, and the latest ones.
 ENDINGS_MAX: Final = 20
 ENDING_MESSAGE_CHARS_MAX: Final = 300
 
 # A dead run waits for somebody to look at it; the dead-letter topic keeps its payload for 30 days.
 DEAD_RETENTION_MS: Final = 14 * DAY_MS
+
+# A lease that is over and cannot be judged yet is looked at again after this.
+LEASE_RECHECK_MS: Final = 250

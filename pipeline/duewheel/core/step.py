@@ -13,26 +13,54 @@ caller publishes the overlay in one transaction and applies it to the local stor
 
 Two facts keep this short. A definition without a state of its own generation is a job that waits: so scheduling writes one record, and
 redefining a job needs no touch of its old state. And a timer is only a hint: what fires is decided by definition and state, so that a
-timer left over from an earlier life of the job does nothing.
+timer left over from an earlier life of the job does nothing. The moment that counts is `timer_ms`, a function of these two.
 
 The step applies all inputs before it fires anything: a cancel in the same batch as its due job wins.
+
+What an outcome means was decided by the worker, who knows the task. The owner obeys, and watches over what a worker cannot: that no
+attempt starts too late, how long all of them may take, how many may end because their worker vanished, and for how long a run may be
+silent. A lease that is over is not yet a run that is silent: its word may lie unread in the outcomes. So nobody is given up before the
+outcomes were read up to where they ended after the lease was over (`heard_ms`), by an owner that was there to listen all that time.
+
+Jobs without limits that succeed at once take the short ways here, and those must stay short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, Protocol
 
-from duewheel.core.lifecycle import TERMINAL, TRANSITIONS, Event
+from duewheel.core import trail as trails
+from duewheel.core.errors import IllegalTransition
+from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
+    DEAD_RETENTION_MS,
     ERROR_MESSAGE_CHARS_MAX,
     ERROR_TRACEBACK_CHARS_MAX,
     ERROR_TYPE_CHARS_MAX,
+    LEASE_RECHECK_MS,
     PARKED_MS,
 )
-from duewheel.core.model import Cancel, Failure, Limits, OnConflict, Outcome, Phase, Schedule, State
+from duewheel.core.model import (
+    Cancel,
+    Closing,
+    Drop,
+    Ending,
+    Failure,
+    Limits,
+    OnConflict,
+    Outcome,
+    Phase,
+    Redrive,
+    Schedule,
+    State,
+    Stop,
+    Terms,
+    Trail,
+)
 from duewheel.core.wheel import job_of, timer_key
 
 
@@ -57,7 +85,33 @@ class Dispatching(NamedTuple):
     generation: int
     slot_ms: int
     attempt: int
+    terms: Terms | None
     work: bytes
+
+
+class Reason(StrEnum):
+    """Why a run is dead: the code in `DeadRun.reason`."""
+
+    FAILED = "failed"
+    CRASH_LIMIT = "crash_limit"
+    TOTAL_TIMEOUT = "total_timeout"
+
+
+class Death(NamedTuple):
+    """A run that is dead from now on, and the job as it was defined then."""
+
+    job_id: str
+    reason: Reason
+    state: State
+    known: Defined
+
+
+class Closed(NamedTuple):
+    """A dead run that nobody needs to look at any more; `token` is of the attempt it died with."""
+
+    job_id: str
+    token: int
+    how: Closing
 
 
 class View(Protocol):
@@ -68,9 +122,36 @@ class View(Protocol):
     def state(self, job_id: str) -> State | None: ...
 
 
+def timer_ms(known: Defined, state: State | None) -> int:
+    """When the owner must look at a job again, in milliseconds since the epoch; 0 where only an input can change anything."""
+    if state is None or state["generation"] != known.generation:
+        return known.due_ms
+    trail = state["trail"]
+    if trail is not None and trail["wake_ms"]:
+        return trail["wake_ms"]
+    return known.due_ms if state["phase"] == Phase.WAITING else 0
+
+
+def retention_ms(known: Defined, state: State) -> int:
+    """How long a finished job stays known. One that is dead stays until somebody had time to look."""
+    return max(known.retention_ms, DEAD_RETENTION_MS) if state["phase"] == Phase.FAILED else known.retention_ms
+
+
 @dataclass(slots=True)
 class Counts:
-    """What became of the inputs, for logs and statistics."""
+    """What became of the inputs, for logs and statistics.
+
+    Attributes:
+        cancels_late: of jobs that were over, or dispatched already.
+        redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
+        started, heartbeats: outcomes that gave or extended a lease.
+        returned: outcomes by which a dispatch was given back: lost or interrupted.
+        failed: runs that failed for good; `dead` of them, for any reason, went to the dead letters.
+        stale: outcomes under a token that is not the newest.
+        corrupt: outcomes under a token that nobody was given.
+        illegal: events that the lifecycle does not list, such as the same outcome once more.
+        late_ms_max: how much later than due a first attempt was dispatched, at most.
+    """
 
     scheduled: int = 0
     duplicates: int = 0
@@ -79,11 +160,23 @@ class Counts:
     cancels_late: int = 0
     cancels_unknown: int = 0
     dispatched: int = 0
+    started: int = 0
+    heartbeats: int = 0
     succeeded: int = 0
     failed: int = 0
+    dead: int = 0
+    discarded: int = 0
+    expired: int = 0
+    retried: int = 0
+    snoozed: int = 0
     returned: int = 0
+    leases_expired: int = 0
+    redriven: int = 0
+    dropped: int = 0
+    redrives_late: int = 0
     stale: int = 0
     corrupt: int = 0
+    illegal: int = 0
     forgotten: int = 0
     parked: int = 0
     late_ms_max: int = 0
@@ -94,6 +187,10 @@ class Counts:
             if name != "late_ms_max":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         self.late_ms_max = max(self.late_ms_max, other.late_ms_max)
+
+
+# Of an ending's numbers and of an average error in it; what a state of many endings adds to a transaction.
+_ENDING_BYTES: Final = 200
 
 
 @dataclass(slots=True)
@@ -108,11 +205,16 @@ class Step:
         has_queue: whether somebody could run what is sent to a queue of this name. A job whose queue is gone waits, and is looked at again.
         catching_up: the logs have not been read up to where they ended at takeover, so cancels may lie ahead and nothing fires. Only a
             job that was due when it was made is dispatched at once: any cancel of it came too late already.
+        heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
+        listening_ms: since when the owner has taken in outcomes without interruption.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
         fired: timer keys that had their moment; what lies behind the earliest timer is removed from disk by range.
         dispatches: attempts to hand out, in order of their tokens.
+        stops: dispatches whose job was cancelled, for the workers.
+        deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
+        must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
         size_bytes: of the commands and the work in all of this, which is what may be large.
     """
 
@@ -122,6 +224,8 @@ class Step:
     now_ms: int
     catching_up: bool = False
     has_queue: Callable[[str], bool] = field(default=lambda queue: True)
+    heard_ms: int = 0
+    listening_ms: int = 0
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
@@ -129,11 +233,15 @@ class Step:
     timers_unset: list[bytes] = field(default_factory=list)
     fired: list[bytes] = field(default_factory=list)
     dispatches: list[Dispatching] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    closings: list[Closed] = field(default_factory=list)
+    must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
     _queues: set[str] = field(default_factory=set)
 
-    # --- inputs ---
+    # --- commands ---
 
     def schedule(self, record: Schedule, work: bytes, command: bytes) -> None:
         """Defines a job, or redefines it, or finds that it is known.
@@ -151,9 +259,7 @@ class Step:
                 self.counts.duplicates += 1
                 return
             generation = known.generation + 1
-            self._unset_timer(known.due_ms, job_id)
-            self._due.pop(job_id, None)
-            self.counts.replaced += 1
+            self._replace(job_id, known)
         due_ms = record["due_ms"]
         self.size_bytes += len(command)
         self.definitions[job_id] = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command)
@@ -164,24 +270,58 @@ class Step:
             self.timers_set[timer_key(due_ms, job_id)] = None
 
     def cancel(self, record: Cancel) -> None:
-        """Stops a job that waits; one that is dispatched will not be dispatched again."""
+        """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told."""
         job_id = record["job_id"]
         known = self._defined(job_id)
         if known is None:
             self.counts.cancels_unknown += 1
             return
         state = self._current(job_id, known)
-        after = TRANSITIONS.get((state["phase"], Event.CANCEL))
-        if after is None:
+        try:
+            after = follow(state["phase"], Event.CANCEL)
+        except IllegalTransition:
             self.counts.cancels_late += 1
             return
-        if after == Phase.CANCELLED:
+        if after is Phase.CANCELLED:
             self._unset_timer(known.due_ms, job_id)
             self._due.pop(job_id, None)
             self.counts.cancelled += 1
+            self._move(job_id, state, after, trails.carried(state["trail"]))
         else:
             self.counts.cancels_late += 1
-        self._move(job_id, state, after)
+            self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
+            self._move(job_id, state, after, state["trail"])
+
+    def redrive(self, record: Redrive) -> None:
+        """Runs a dead run again, with fresh attempts, if it is still dead with the token that the command names."""
+        job_id = record["job_id"]
+        state = self._state(job_id)
+        known = None if state is None else self._governing(job_id, state)
+        if state is None or known is None or state["token"] != record["token"]:
+            self.counts.redrives_late += 1
+            return
+        try:
+            after = follow(state["phase"], Event.REDRIVE)
+        except IllegalTransition:
+            self.counts.redrives_late += 1
+            return
+        self.counts.redriven += 1
+        self.closings.append(Closed(job_id, state["token"], Closing.REDRIVEN))
+        trail = trails.begun(state["trail"], 0)
+        waiting = self._move(job_id, state, after, trail, attempt=0, crashes=0)
+        self._attempt(job_id, known, waiting, 1, 0, trail)
+
+    def drop(self, record: Drop) -> None:
+        """Forgets a dead run, if it is still dead with the token that the command names."""
+        job_id = record["job_id"]
+        state = self._state(job_id)
+        if state is None or state["phase"] != Phase.FAILED or state["token"] != record["token"] or self._governing(job_id, state) is None:
+            self.counts.redrives_late += 1
+            return
+        self.counts.dropped += 1
+        self._forget(job_id, state, Closing.DROPPED)
+
+    # --- outcomes ---
 
     def outcome(self, record: Outcome) -> None:
         """Accepts what a worker says, if it speaks of the current dispatch."""
@@ -193,47 +333,110 @@ class Step:
         if record["token"] > state["token"]:
             self.counts.corrupt += 1  # nobody was ever given this token
             return
-        after = TRANSITIONS.get((state["phase"], record["result"]))
-        if after is None:
-            self.counts.stale += 1  # the same outcome once more
+        result = record["result"]
+        try:
+            after = follow(state["phase"], result)
+        except IllegalTransition:
+            self.counts.illegal += 1
             return
-        if after == Phase.DISPATCHED:
-            self.counts.returned += 1
-            self._again(job_id, state, crashed=record["result"] == Event.LOST)
-            return
-        if after == Phase.SUCCEEDED:
+        if after is Phase.SUCCEEDED:
             self.counts.succeeded += 1
-        elif after == Phase.FAILED:
-            self.counts.failed += 1
+            self._end(job_id, state, after, record, state["trail"])
+        elif after is Phase.DISPATCHED:
+            self.counts.returned += 1
+            self._again(job_id, state, result, trails.ending_told(state, record))
+        elif after is Phase.WAITING:
+            self._put_off(job_id, state, record)
+        elif after is Phase.FAILED:
+            self._fail(job_id, state, record)
+        elif result == Event.STARTED or result == Event.HEARTBEAT:
+            self._hear(job_id, state, after, record)
+        elif after is Phase.DISCARDED:
+            self.counts.discarded += 1
+            self._end(job_id, state, after, record, trails.ended(state["trail"], trails.ending_told(state, record)))
         else:
-            self.counts.cancelled += 1
-        moved = state.copy()
-        moved["phase"] = after
-        moved["changed_ms"] = self.now_ms
-        error = record["error"]
-        moved["error"] = None if error is None else _cut(error)
-        self.states[job_id] = moved
+            if after is Phase.EXPIRED:
+                self.counts.expired += 1
+            else:
+                self.counts.cancelled += 1
+            self._end(job_id, state, after, record, state["trail"])
+
+    def _end(self, job_id: str, state: State, after: Phase, record: Outcome, trail: Trail | None) -> None:
+        output = record["output"]
+        if output is not None:
+            output = trails.output_of(record) if after is Phase.SUCCEEDED else None
+        if trail is not None or output is not None:
+            trail = trails.carried(trail, output=output)
+        self._move(job_id, state, after, trail, self._cut(record["error"]))
+
+    def _hear(self, job_id: str, state: State, after: Phase, record: Outcome) -> None:
+        """Gives a run that goes on its lease. One whose job was cancelled is told so again: its worker may have missed it."""
+        if record["result"] == Event.STARTED:
+            self.counts.started += 1
+        else:
+            self.counts.heartbeats += 1
+        known = self._governing(job_id, state)
+        trail, output = state["trail"], trails.output_of(record)
+        if output is None and trail is not None:
+            output = trail["output"]
+        lease_ms = trails.lease_of(record)
+        wake_ms = 0 if known is None else self.now_ms + lease_ms  # of an older generation nobody waits to hear
+        self._move(job_id, state, after, trails.carried(trail, wake_ms=wake_ms, lease_ms=lease_ms, output=output))
+        if after is Phase.CANCELLING and known is not None:
+            self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
+
+    def _put_off(self, job_id: str, state: State, record: Outcome) -> None:
+        """Lets a run wait for its next attempt, where there may be one."""
+        known = self._governing(job_id, state)
+        if known is None:
+            self._supersede(job_id, state)
+            return
+        wake_ms, trail, attempt = self.now_ms + trails.delay_of(record), state["trail"], state["attempt"]
+        if record["result"] == Event.RETRY:
+            self.counts.retried += 1
+            trail = trails.ended(trail, trails.ending_told(state, record))
+        else:
+            self.counts.snoozed += 1
+            attempt -= 1
+        deadline_ms, expires_ms = trails.deadline_ms(known.limits, trail), trails.expires_ms(known.limits)
+        if deadline_ms and wake_ms >= deadline_ms:
+            self._die(job_id, known, state, Reason.TOTAL_TIMEOUT, trail, record["error"])
+            return
+        if expires_ms:
+            wake_ms = max(1, min(wake_ms, expires_ms))  # then it expires, and need not wait to be told so
+        waiting = trails.carried(trail, wake_ms=wake_ms)
+        self._move(job_id, state, Phase.WAITING, waiting, self._cut(record["error"]), attempt=attempt)
+
+    def _fail(self, job_id: str, state: State, record: Outcome) -> None:
+        trail = trails.ended(state["trail"], trails.ending_told(state, record))
+        known = self._governing(job_id, state)
+        if known is None:
+            # Of an older generation: its payload is gone, and redriving it would undo what came after. So it failed, and is not dead.
+            self.counts.failed += 1
+            self._end(job_id, state, Phase.FAILED, record, trail)
+        else:
+            self._die(job_id, known, state, Reason.FAILED, trail, record["error"])
+
+    # --- what nobody tells ---
 
     def overdue(self, job_id: str, token: int) -> None:
         """Dispatches a job again whose dispatch, the one with `token`, got no outcome before its record may be deleted."""
         state = self._state(job_id)
         if state is None or state["token"] != token:
             return
-        after = TRANSITIONS.get((state["phase"], Event.OVERDUE))
-        if after == Phase.DISPATCHED:
-            self._again(job_id, state, crashed=True)
-        elif after is not None:
-            self._move(job_id, state, after)
+        try:
+            self._silent(job_id, state, Event.OVERDUE)
+        except IllegalTransition:
+            self.counts.illegal += 1
 
     def forget(self, job_id: str) -> None:
         """Drops a finished job whose retention is over; its id may be used anew."""
         known, state = self._defined(job_id), self._state(job_id)
         if known is None or state is None or state["phase"] not in TERMINAL or state["generation"] != known.generation:
             return
-        if state["changed_ms"] + known.retention_ms <= self.now_ms:
-            self.definitions[job_id] = None
-            self.states[job_id] = None
+        if state["changed_ms"] + retention_ms(known, state) <= self.now_ms:
             self.counts.forgotten += 1
+            self._forget(job_id, state, Closing.FORGOTTEN)
 
     # --- firing ---
 
@@ -245,27 +448,108 @@ class Step:
         for job_id in self._due:
             known = self.definitions[job_id]
             if known is not None:
-                self._dispatch(job_id, known, attempt=1, crashes=0)
+                self._first(job_id, known)
         for key in timers:
             if self.size_bytes >= size_bytes_max:
                 break
             self.fired.append(key)
             job_id = job_of(key)
             known = self._defined(job_id)
-            if known is None or known.due_ms > self.now_ms:
+            if known is None:
                 continue
-            state = self._current(job_id, known)
-            if state["phase"] == Phase.WAITING:
-                self._dispatch(job_id, known, state["attempt"] + 1, state["crashes"])
+            state = self._state(job_id)
+            if state is not None and state["generation"] == known.generation:
+                self._wake(job_id, known, state)
+            elif known.due_ms <= self.now_ms:
+                self._first(job_id, known)
 
-    def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
-        generation, due_ms = known.generation, known.due_ms
-        if known.queue not in self._queues and not self._found(known.queue):
-            self._park(job_id, known, attempt - 1, crashes)
+    def _first(self, job_id: str, known: Defined) -> None:
+        late_ms = self.now_ms - known.due_ms
+        if late_ms > self.counts.late_ms_max:
+            self.counts.late_ms_max = late_ms
+        if known.limits is None:
+            self._dispatch(job_id, known, 1, 0, None, None)
+        else:
+            self._attempt(job_id, known, self._current(job_id, known), 1, 0, None)
+
+    def _wake(self, job_id: str, known: Defined, state: State) -> None:
+        """Looks at a job whose moment may have come: its next attempt, or the end of its lease."""
+        wake_ms = timer_ms(known, state)
+        if not 0 < wake_ms <= self.now_ms:
+            return  # a timer left over; the one that counts is still to come
+        trail = state["trail"]
+        if state["phase"] == Phase.WAITING:
+            self._attempt(job_id, known, state, state["attempt"] + 1, state["crashes"], trail)
             return
+        assert trail is not None
+        heard_out_ms = self.listening_ms + trail["lease_ms"]
+        if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:
+            self.counts.leases_expired += 1
+            self._silent(job_id, state, Event.LEASE_EXPIRED)
+            return
+        self.must_listen = self.must_listen or wake_ms > self.heard_ms
+        self.timers_set[timer_key(max(self.now_ms + LEASE_RECHECK_MS, heard_out_ms), job_id)] = None
+
+    # --- attempts ---
+
+    def _silent(self, job_id: str, state: State, event: Event) -> None:
+        """What follows where an outcome should have come and did not."""
+        after = follow(state["phase"], event)
+        if after is Phase.DISPATCHED:
+            self._again(job_id, state, event, trails.ending_concluded(state, event, self.now_ms))
+        else:
+            self.counts.cancelled += 1
+            self._move(job_id, state, after, trails.carried(state["trail"]))
+
+    def _again(self, job_id: str, state: State, event: str, ending: Ending) -> None:
+        """Hands out another dispatch of the same run, where there may be one.
+
+        A crash is an attempt. What was cut short in good order is none, nor is a dispatch that perhaps nobody ever saw.
+        """
+        known = self._governing(job_id, state)
+        if known is None:
+            self._supersede(job_id, state)
+            return
+        trail, attempt, crashes = state["trail"], state["attempt"], state["crashes"]
+        if event != Event.INTERRUPTED:
+            trail = trails.ended(trail, ending)
+        if event == Event.LOST or event == Event.LEASE_EXPIRED:
+            attempt, crashes = attempt + 1, crashes + 1
+            if crashes >= trails.crashes_max(known.limits):
+                self._die(job_id, known, state, Reason.CRASH_LIMIT, trail, _crash_limit(crashes), crashes=crashes)
+                return
+        self._attempt(job_id, known, state, attempt, crashes, trail)
+
+    def _attempt(self, job_id: str, known: Defined, state: State, attempt: int, crashes: int, trail: Trail | None) -> None:
+        """Dispatches a job that has limits or a past, unless these forbid it."""
+        limits, now_ms = known.limits, self.now_ms
+        if limits is not None:
+            expires_ms, deadline_ms = limits["expires_ms"], trails.deadline_ms(limits, trail)
+            if expires_ms and expires_ms <= now_ms:
+                self.counts.expired += 1
+                self._move(job_id, state, follow(state["phase"], Event.EXPIRED), trails.carried(trail), crashes=crashes)
+                return
+            if deadline_ms and deadline_ms <= now_ms:
+                self._die(job_id, known, state, Reason.TOTAL_TIMEOUT, trail, None, crashes=crashes)
+                return
+        if not self._found(known.queue):
+            self._park(job_id, known, state, attempt - 1, crashes, trail)
+            return
+        first_ms = 0 if trail is None else trail["first_ms"]
+        if limits is not None and limits["total_timeout_ms"] and not first_ms:
+            first_ms = now_ms
+        self._unset_wake(job_id, state)
+        trail = trails.begun(trail, first_ms)
+        self._dispatch(job_id, known, attempt, crashes, trails.terms(limits, trail, crashes), trail)
+
+    def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int, terms: Terms | None, trail: Trail | None) -> None:
+        if known.queue not in self._queues and not self._found(known.queue):
+            self._park(job_id, known, self._current(job_id, known), attempt - 1, crashes, trail)
+            return
+        generation, due_ms = known.generation, known.due_ms
         self.token += 1
         self.size_bytes += len(known.work)
-        self.dispatches.append(Dispatching(known.queue, self.token, job_id, generation, due_ms, attempt, known.work))
+        self.dispatches.append(Dispatching(known.queue, self.token, job_id, generation, due_ms, attempt, terms, known.work))
         self.states[job_id] = {
             "generation": generation,
             "phase": Phase.DISPATCHED,
@@ -275,38 +559,66 @@ class Step:
             "slot_ms": due_ms,
             "changed_ms": self.now_ms,
             "error": None,
+            "trail": trail,
         }
-        counts = self.counts
-        counts.dispatched += 1
-        if attempt == 1 and self.now_ms - due_ms > counts.late_ms_max:
-            counts.late_ms_max = self.now_ms - due_ms
+        self.counts.dispatched += 1
 
     def _found(self, queue: str) -> bool:
         """Whether the queue exists; asked once a step."""
-        if self.has_queue(queue):
+        if queue in self._queues or self.has_queue(queue):
             self._queues.add(queue)
             return True
         return False
 
-    def _park(self, job_id: str, known: Defined, attempt: int, crashes: int) -> None:
+    def _park(self, job_id: str, known: Defined, state: State, attempt: int, crashes: int, trail: Trail | None) -> None:
         """Lets a job wait whose queue is gone, until the queue is made again or the job is cancelled."""
-        parked = self._current(job_id, known).copy()
-        parked["phase"] = Phase.WAITING
-        parked["attempt"], parked["crashes"] = attempt, crashes
-        parked["changed_ms"] = self.now_ms
-        self.states[job_id] = parked
-        self.timers_set[timer_key(self.now_ms + PARKED_MS, job_id)] = None
         self.counts.parked += 1
+        after = follow(state["phase"], Event.PARKED)
+        waiting = trails.carried(trail, wake_ms=self.now_ms + PARKED_MS)
+        self._move(job_id, state, after, waiting, attempt=attempt, crashes=crashes)
 
-    def _again(self, job_id: str, state: State, crashed: bool) -> None:
-        """Hands out another dispatch of the same run; a crash uses up an attempt, an orderly return does not."""
-        known = self._defined(job_id)
-        if known is None or known.generation != state["generation"]:
-            self._move(job_id, state, Phase.CANCELLED)  # redefined meanwhile: the newest generation wins
-            return
-        self._dispatch(job_id, known, state["attempt"] + crashed, state["crashes"] + crashed)
+    def _die(
+        self,
+        job_id: str,
+        known: Defined,
+        state: State,
+        reason: Reason,
+        trail: Trail | None,
+        error: Failure | None,
+        **changes: Any,
+    ) -> None:
+        """Gives a run up for good, and keeps it for whoever wants to know, with its payload."""
+        after = follow(state["phase"], Event.FAILED if reason == Reason.FAILED else Event.EXHAUSTED)
+        self.counts.failed += 1
+        self.counts.dead += 1
+        if error is None and reason == Reason.TOTAL_TIMEOUT:
+            error = _total_timeout(known.limits)
+        moved = self._move(job_id, state, after, trails.carried(trail), self._cut(error), **changes)
+        self.size_bytes += len(known.command)
+        self.deaths.append(Death(job_id, reason, moved, known))
 
-    # --- reading through the overlay ---
+    def _supersede(self, job_id: str, state: State) -> None:
+        """Ends a run that would have gone on, had the job not been defined anew: the newest generation wins."""
+        self._move(job_id, state, follow(state["phase"], Event.REPLACED), trails.carried(state["trail"]))
+
+    def _replace(self, job_id: str, known: Defined) -> None:
+        """Clears the way for the next generation."""
+        self.counts.replaced += 1
+        self._unset_timer(known.due_ms, job_id)
+        self._due.pop(job_id, None)
+        state = self._state(job_id)
+        if state is not None and state["generation"] == known.generation:
+            self._unset_wake(job_id, state)
+            if state["phase"] == Phase.FAILED:
+                self.closings.append(Closed(job_id, state["token"], Closing.REPLACED))
+
+    def _forget(self, job_id: str, state: State, how: Closing) -> None:
+        self.definitions[job_id] = None
+        self.states[job_id] = None
+        if state["phase"] == Phase.FAILED:
+            self.closings.append(Closed(job_id, state["token"], how))
+
+    # --- reading and writing the overlay ---
 
     def _defined(self, job_id: str) -> Defined | None:
         try:
@@ -319,6 +631,11 @@ class Step:
             return self.states[job_id]
         except KeyError:
             return self.view.state(job_id)
+
+    def _governing(self, job_id: str, state: State) -> Defined | None:
+        """The definition that the state belongs to; None where the job was defined anew meanwhile, or forgotten."""
+        known = self._defined(job_id)
+        return known if known is not None and known.generation == state["generation"] else None
 
     def _current(self, job_id: str, known: Defined) -> State:
         """The state of the newest generation."""
@@ -335,24 +652,57 @@ class Step:
             "slot_ms": known.due_ms,
             "changed_ms": self.now_ms,
             "error": None,
+            "trail": None,
         }
 
-    def _move(self, job_id: str, state: State, after: Phase) -> None:
+    def _move(self, job_id: str, state: State, after: Phase, trail: Trail | None, error: Failure | None = None, **changes: Any) -> State:
+        """Writes the state that follows, and sets its timer in place of the one before."""
         moved = state.copy()
         moved["phase"] = after
         moved["changed_ms"] = self.now_ms
+        moved["error"] = error
+        if trail is not state["trail"]:
+            moved["trail"] = trail
+            self._unset_wake(job_id, state)
+            if trail is not None:
+                self.size_bytes += len(trail["endings"]) * _ENDING_BYTES
+                if trail["wake_ms"]:
+                    self.timers_set[timer_key(trail["wake_ms"], job_id)] = None
+        if changes:
+            moved.update(changes)  # type: ignore[typeddict-item]
         self.states[job_id] = moved
+        return moved
+
+    def _unset_wake(self, job_id: str, state: State) -> None:
+        """Takes out the timer of a state. One of an older generation has none, and the newest may have its own at the same moment."""
+        trail = state["trail"]
+        if trail is not None and trail["wake_ms"] and self._governing(job_id, state) is not None:
+            self._unset_timer(trail["wake_ms"], job_id)
 
     def _unset_timer(self, due_ms: int, job_id: str) -> None:
         key = timer_key(due_ms, job_id)
         self.timers_set.pop(key, None)
         self.timers_unset.append(key)
 
+    def _cut(self, error: Failure | None) -> Failure | None:
+        """An error, as kept: a worker cuts what it reports; who else writes outcomes may not."""
+        if error is None:
+            return None
+        kind, message = error["type"][:ERROR_TYPE_CHARS_MAX], error["message"][:ERROR_MESSAGE_CHARS_MAX]
+        traceback = error["traceback"][:ERROR_TRACEBACK_CHARS_MAX]
+        self.size_bytes += len(message) + len(traceback)
+        return {"type": kind, "message": message, "traceback": traceback}
 
-def _cut(error: Failure) -> Failure:
-    """A worker cuts what it reports; who else writes outcomes may not."""
-    return {
-        "type": error["type"][:ERROR_TYPE_CHARS_MAX],
-        "message": error["message"][:ERROR_MESSAGE_CHARS_MAX],
-        "traceback": error["traceback"][:ERROR_TRACEBACK_CHARS_MAX],
-    }
+
+def _crash_limit(crashes: int) -> Failure:
+    message = (
+        f"{crashes} attempts ended because their worker vanished, which is the limit. Does the handler end its process, or use up the "
+        "machine's memory? Run it in a process of its own, or allow more crashes"
+    )
+    return {"type": "duewheel.CrashLimit", "message": message, "traceback": ""}
+
+
+def _total_timeout(limits: Limits | None) -> Failure:
+    allowed_ms = 0 if limits is None else limits["total_timeout_ms"]
+    message = f"another attempt would have gone beyond the total timeout of {allowed_ms:,} ms after the first dispatch; allow more time"
+    return {"type": "duewheel.TotalTimeout", "message": message, "traceback": ""}

@@ -24,11 +24,22 @@ class Kind(IntEnum):
 
     SCHEDULE = 0
     CANCEL = 1
-    FORWARD = 2
-    REFUSE = 3
+    REDRIVE = 2
+    DROP = 3
+    FORWARD = 4
+    REFUSE = 5
 
 
-# A record of the intake topic, read: (kind, partition, offset, record, what, work, value). `what` is the Schedule or Cancel; for FORWARD
+# By the word of `Codec.decode_command`. A cancel names a job and no more, and so do a redrive and a drop, but for a token of any value.
+_RULES: Final[dict[str, tuple[Kind, Callable[[Any], None]]]] = {
+    "schedule": (Kind.SCHEDULE, check_schedule),
+    "cancel": (Kind.CANCEL, check_cancel),
+    "redrive": (Kind.REDRIVE, check_cancel),
+    "drop": (Kind.DROP, check_cancel),
+}
+
+
+# A record of the intake topic, read: (kind, partition, offset, record, what, work, value). `what` is the command; for FORWARD
 # the partition it belongs to and its headers; for REFUSE the refusal. `work` and `value` are a Schedule's work and the Schedule itself,
 # encoded by the current schema. A plain tuple, since one is made for every job: a named one takes ten times as long.
 Command: TypeAlias = tuple[Kind, int, int, Record, Any, bytes, bytes]
@@ -52,36 +63,30 @@ class CommandReader:
 
     def read(self, records: Sequence[Record]) -> list[Command]:
         """What is to be done with each of `records`."""
-        decode, current, partition_of, partitions = (
-            self._codec.decode_command,
-            self._codec.current_command,
-            self._partition_of,
-            self._partitions,
-        )
+        decode, current, rules = self._codec.decode_command, self._codec.current_command, _RULES
+        partition_of, partitions = self._partition_of, self._partitions
         commands: list[Command] = []
         for record in records:
             key, value, partition, offset = record.key(), record.value(), record.partition(), record.offset()
             try:
                 if key is None:
                     raise UndecodableRecord(Reason.NO_KEY, "the record has no key; publish it under its job id, in UTF-8")
-                kind, command, work = decode(value)
+                name, command, work = decode(value)
                 if command["job_id"].encode() != key:
                     raise _key_mismatch(key, command["job_id"])
-                if kind == "schedule":
-                    check_schedule(command)
-                else:
-                    check_cancel(command)
+                kind, check = rules[name]
+                check(command)
             except (UndecodableRecord, RejectedJob) as error:
                 commands.append((Kind.REFUSE, partition, offset, record, refuse(record, error), b"", b""))
                 continue
             home = partition_of(key, partitions)
             if home != partition:
                 commands.append(_astray(record, home))
-            elif kind == "schedule":
+            elif kind is Kind.SCHEDULE:
                 assert value is not None
-                commands.append((Kind.SCHEDULE, partition, offset, record, command, work, current(value)))
+                commands.append((kind, partition, offset, record, command, work, current(value)))
             else:
-                commands.append((Kind.CANCEL, partition, offset, record, command, b"", b""))
+                commands.append((kind, partition, offset, record, command, b"", b""))
         return commands
 
 

@@ -19,7 +19,7 @@ import structlog
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DAY_MS, HORIZON_MS, MINUTE_MS
 from duewheel.core.model import Phase, State
-from duewheel.core.step import Defined, Step
+from duewheel.core.step import Defined, Step, retention_ms, timer_ms
 from duewheel.core.wheel import Wheel, due_of, time_key, timer_key
 from duewheel.ports import Codec, Mark, Record, Store
 
@@ -80,6 +80,10 @@ class Partition:
         self.token = 0
         self.intake_offset = 0
         self.outcomes_offset = 0
+        self._heard_ms = 0
+        self._listening_ms = 0
+        self._must_listen = False
+        self._watermark: tuple[int, int] | None = None
         self.replayed = 0
         self._replay_until = 0
         self._intake = self._outcomes = Inputs(0, 0)
@@ -144,30 +148,37 @@ class Partition:
         self.intake_offset, self.outcomes_offset = intake.low, outcomes.low
 
     def replay(self, records: Sequence[Record], reached: int, now_ms: int) -> bool:
-        """Folds changelog records into the store. True when the changelog was seen up to its end at takeover."""
+        """Folds changelog records into the store. True when the changelog was seen up to its end at takeover.
+
+        A job has one timer at most, at the moment that follows from its definition and its state; so each record may move it.
+        """
         written: list[tuple[bytes, bytes | None]] = []
         timers_set: dict[bytes, None] = {}
         timers_unset: list[bytes] = []
-        defined: dict[bytes, Defined | None] = {}
+        jobs: dict[bytes, tuple[Defined | None, State | None]] = {}
         for record in records:
             key, value = record.key(), record.value()
             assert key is not None
             written.append((key, value))
             kind, job = key[:1], key[1:]
+            if kind != DEFINITION and kind != STATE:
+                continue
+            job_id = job.decode()
+            known, state = jobs.get(job) or (self.defined(job_id), self.state(job_id))
+            before_ms = 0 if known is None else timer_ms(known, state)
             if kind == DEFINITION:
-                known = defined[job] = None if value is None else self._codec.peek_definition(value)
-                if known is not None:
-                    timers_set[timer_key(known.due_ms, job.decode())] = None
-            elif kind == STATE and value is not None:
-                state = self._codec.decode_state(value)
-                if job not in defined:
-                    defined[job] = self.defined(job.decode())
-                known = defined[job]
-                # An old generation that ends late leaves the new one its timer, which may be of the same moment.
-                if known is None or known.generation <= state["generation"]:
-                    timer = timer_key(state["slot_ms"], job.decode())
+                known = None if value is None else self._codec.peek_definition(value)
+            else:
+                state = None if value is None else self._codec.decode_state(value)
+            jobs[job] = known, state
+            after_ms = 0 if known is None else timer_ms(known, state)
+            if before_ms != after_ms:
+                if before_ms:
+                    timer = timer_key(before_ms, job_id)
                     timers_set.pop(timer, None)
                     timers_unset.append(timer)
+                if after_ms:
+                    timers_set[timer_key(after_ms, job_id)] = None
         self._changelog_offset = max(self._changelog_offset, reached)
         self.replayed += len(records)
         if records or self._store.mark is None:
@@ -208,7 +219,10 @@ class Partition:
 
     def step(self, now_ms: int, has_queue: Callable[[str], bool]) -> Step:
         """A fresh overlay over what is committed."""
-        return Step(self, self.number, self.token, now_ms, self.stage < Stage.ACTIVE, has_queue)
+        catching_up = self.stage < Stage.ACTIVE
+        # A wall clock that stepped back must not make an old ear answer for a new lease, nor make anybody wait until it is back.
+        self._heard_ms, self._listening_ms = min(self._heard_ms, now_ms), min(self._listening_ms, now_ms)
+        return Step(self, self.number, self.token, now_ms, catching_up, has_queue, self._heard_ms, self._listening_ms)
 
     def changes(self, step: Step, intake_offset: int, outcomes_offset: int) -> list[tuple[bytes, bytes | None]]:
         """The changelog records of a step, the progress last."""
@@ -234,6 +248,7 @@ class Partition:
             wheel.add(key)
         self.token = step.token
         self.intake_offset, self.outcomes_offset = intake_offset, outcomes_offset
+        self._must_listen = self._must_listen or step.must_listen
 
     def save(self, step: Step, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Takes it over on disk."""
@@ -266,6 +281,33 @@ class Partition:
         complete = len(keys) < count_max
         wheel.load(keys, end if complete else keys[-1] + b"\0")
 
+    # --- leases ---
+
+    def listen_anew(self, now_ms: int) -> None:
+        """Forgets for how long outcomes were taken in without interruption: whoever was silent may have spoken to nobody."""
+        self._listening_ms = now_ms
+
+    @property
+    def wants_watermark(self) -> bool:
+        """Whether it must be known where the outcomes end, since leases are over."""
+        return self._must_listen and self._watermark is None
+
+    @property
+    def awaits_outcomes(self) -> bool:
+        """Whether it matters how far the outcomes have been read."""
+        return self._watermark is not None
+
+    def listen_until(self, offset: int, at_ms: int) -> None:
+        """Takes note that outcomes ended at `offset`, which was asked at `at_ms` or later."""
+        self._must_listen = False
+        self._watermark = (offset, at_ms)
+
+    def listened(self, outcomes_reached: int) -> None:
+        """Takes note of how far outcomes have been read and taken in."""
+        if self._watermark is not None and max(self.outcomes_offset, outcomes_reached) >= self._watermark[0]:
+            self._heard_ms = max(self._heard_ms, self._watermark[1])
+            self._watermark = None
+
     # --- housekeeping ---
 
     def sweep(self, now_ms: int, steady_ms: int) -> None:
@@ -280,7 +322,7 @@ class Partition:
             state, job_id = self._codec.decode_state(value), key[1:].decode()
             if state["phase"] in TERMINAL:
                 known = self.defined(job_id)
-                expired = known is not None and state["changed_ms"] + known.retention_ms <= now_ms
+                expired = known is not None and state["changed_ms"] + retention_ms(known, state) <= now_ms
                 if expired:
                     self._swept.append((job_id, state))
             elif state["changed_ms"] + REDISPATCH_AFTER_MS <= now_ms:

@@ -32,6 +32,7 @@ from duewheel.core.errors import (
     UndecodableRecord,
 )
 from duewheel.core.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS, RECORD_BYTES_MAX
+from duewheel.core.model import DeadRunClosed
 from duewheel.core.ownership import RELEASED, owned_by, owner_of
 from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
@@ -82,6 +83,8 @@ _CLAIM_BACKOFF_MAX_MS: Final = 10_000
 _REGISTRY_PAUSE_MS: Final = 2_000
 _MARK_EVERY_MS: Final = 5_000
 _REPORT_EVERY_MS: Final = 10_000
+_ASK_WATERMARKS_EVERY_MS: Final = 100
+_STALLED_MS: Final = 2_000  # a turn is bounded to a tenth of it, but for a broker that does not answer
 _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
 
@@ -163,6 +166,8 @@ class Processor:
         self._broker_timeout_ms = broker_timeout_ms
         # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
         self._contact_ms = clock.steady_ms()
+        self._turned_ms = clock.steady_ms()
+        self._asked_watermarks_ms = -_ASK_WATERMARKS_EVERY_MS
         self._is_crowded = False
         self._turns = 0
         self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = self._replayed_ms = 0
@@ -179,6 +184,7 @@ class Processor:
             StoreDamaged: a local store can neither be used nor be made anew.
         """
         self._linger()
+        self._notice_stall()
         handed_out = self._handed_out()
         outcomes = self._outcomes.poll(0, self._records_max)
         records = self._intake.poll(0 if outcomes else self._wait_s(), self._records_max)
@@ -187,16 +193,18 @@ class Processor:
         try:
             self._settle()
             self._resume_intake()
-            self._finish_catching_up(handed_out)
+            self._note_handed_out(handed_out, now_ms)
             self._restore(now_ms)
             self._keep_house(now_ms)
             moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
+            self._listen_anew(now_ms)
             self._doubt_batch()
             self._read_again()
         except TransactionUnknown as error:
             log.warning("processor.batch_unknown", error=str(error))
+            self._listen_anew(now_ms)
             self._doubt_batch()
             self._claim_again(self._partitions.values())
         except StoreDamaged as error:
@@ -204,6 +212,7 @@ class Processor:
             self._rebuild_damaged()
         except (BrokerUnavailable, CommitRefused) as error:
             log.warning("processor.cluster_unavailable", error=str(error))
+            self._listen_anew(now_ms)
             self._read_again()
             self._check_contact(error)
         else:
@@ -400,6 +409,10 @@ class Processor:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
             elif kind is Kind.CANCEL:
                 batch.step.cancel(what)
+            elif kind is Kind.REDRIVE:
+                batch.step.redrive(what)
+            elif kind is Kind.DROP:
+                batch.step.drop(what)
             elif kind is Kind.FORWARD:
                 batch.forwarded.append((record, *what))
             else:
@@ -442,15 +455,29 @@ class Processor:
             produce(state, value, key, number)
         splice = self._codec.splice_dispatch
         topics = {d.queue: (topology.dispatch(d.queue), self._queue_partitions(d.queue)) for d in batch.step.dispatches}
-        for queue, token, job_id, generation, slot_ms, attempt, work in batch.step.dispatches:
+        for queue, token, job_id, generation, slot_ms, attempt, terms, work in batch.step.dispatches:
             topic, partitions = topics[queue]
-            value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, work)
+            value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, terms, work)
             produce(topic, value, job_id.encode(), token // _DEALT_TOGETHER % partitions)
         for record, partition, headers in batch.forwarded:
             produce(topology.intake, record.value(), record.key(), partition, headers=headers)
         for refusal in batch.refused:
             letter = refusal.letter(now_ms)
             produce(topology.dead_letter, self._codec.encode_dead_letter(letter), letter["key"])
+        if batch.step.stops or batch.step.deaths or batch.step.closings:
+            self._publish_endings(transaction, batch.step, number, now_ms)
+
+    def _publish_endings(self, transaction: Transaction, step: Step, number: int, now_ms: int) -> None:
+        produce, topology, codec = transaction.produce, self._topology, self._codec
+        for stop in step.stops:
+            produce(topology.control, codec.encode_stop(stop), stop["job_id"].encode())
+        for job_id, reason, state, known in step.deaths:
+            definition = codec.splice_definition(known.generation, known.command)
+            dead_run = codec.splice_dead_run(job_id, state["token"], number, now_ms, reason, state, definition)
+            produce(topology.dead_letter, dead_run, job_id.encode())
+        for job_id, token, how in step.closings:
+            closed: DeadRunClosed = {"job_id": job_id, "token": token, "closed_ms": now_ms, "how": how}
+            produce(topology.dead_letter, codec.encode_dead_run_closed(closed), job_id.encode())
 
     # --- restore ---
 
@@ -523,19 +550,46 @@ class Processor:
             log.info("processor.replayed", partition=number, records=partition.replayed)
 
     def _handed_out(self) -> list[tuple[Partition, int, int]]:
-        """How far the readers have handed out the inputs of partitions that catch up: all of it is committed once the last transaction is
-        settled. A log that ends in a transaction's marker has no record there, so that committed offsets alone would never reach its end.
+        """How far the readers have handed out the inputs of partitions that wait for it: all of it is committed once the last transaction
+        is settled. A log may end in a transaction's marker, where no record is; committed offsets alone would never reach its end.
         """
-        catching_up = [partition for partition in self._partitions.values() if partition.stage == Stage.CATCHING_UP]
-        return [(p, self._intake.reached(p.number), self._outcomes.reached(p.number)) for p in catching_up]
+        waiting = [p for p in self._partitions.values() if p.stage == Stage.CATCHING_UP or p.awaits_outcomes]
+        return [(p, self._intake.reached(p.number), self._outcomes.reached(p.number)) for p in waiting]
 
-    def _finish_catching_up(self, handed_out: Sequence[tuple[Partition, int, int]]) -> None:
+    def _note_handed_out(self, handed_out: Sequence[tuple[Partition, int, int]], now_ms: int) -> None:
         for partition, intake_reached, outcomes_reached in handed_out:
             number = partition.number
-            still_ours = self._partitions.get(number) is partition and partition.stage == Stage.CATCHING_UP
-            if still_ours and partition.has_caught_up(intake_reached, outcomes_reached):
+            if self._partitions.get(number) is not partition:
+                continue
+            if partition.stage == Stage.ACTIVE:
+                partition.listened(outcomes_reached)
+            elif partition.stage == Stage.CATCHING_UP and partition.has_caught_up(intake_reached, outcomes_reached):
                 partition.stage = Stage.ACTIVE
+                partition.listen_anew(now_ms)
                 log.info("processor.active", partition=number, token=partition.token)
+
+    # --- leases ---
+
+    def _notice_stall(self) -> None:
+        """After a pause of this process, those it waits for may have paused as well: they share a machine, or a broker."""
+        steady_ms = self._clock.steady_ms()
+        stalled, self._turned_ms = steady_ms - self._turned_ms > _STALLED_MS, steady_ms
+        if stalled:
+            self._listen_anew(self._now_ms())
+
+    def _listen_anew(self, now_ms: int) -> None:
+        for partition in self._partitions.values():
+            partition.listen_anew(now_ms)
+
+    def _ask_watermarks(self, active: Sequence[Partition], now_ms: int, steady_ms: int) -> None:
+        """Asks where outcomes end, for partitions with leases that are over. `now_ms` was taken before."""
+        asking = [partition for partition in active if partition.wants_watermark]
+        if not asking or steady_ms - self._asked_watermarks_ms < _ASK_WATERMARKS_EVERY_MS:
+            return
+        self._asked_watermarks_ms = steady_ms
+        ends = self._cluster.watermarks(self._topology.outcomes, [partition.number for partition in asking])
+        for partition in asking:
+            partition.listen_until(ends[partition.number][1], now_ms)
 
     # --- starting over ---
 
@@ -600,6 +654,7 @@ class Processor:
         if active:
             self._turns += 1
             active[self._turns % len(active)].sweep(now_ms, steady_ms)
+            self._ask_watermarks(active, now_ms, steady_ms)
         if steady_ms - self._marked_ms >= _MARK_EVERY_MS:
             self._marked_ms = steady_ms
             if active:
