@@ -19,7 +19,7 @@ FROM_LOCK := --require-hashes --only-binary :all: --requirement
 ARGS ?=
 
 .PHONY: help setup demo test fast lint format types contracts broker wheel lock clean
-.PHONY: bench-path bench-lateness bench-end-to-end bench-pending
+.PHONY: bench-path bench-lateness bench-end-to-end bench-pending bench-failing
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ bench-lateness: setup ## Measure how late jobs start at a steady rate
 
 bench-end-to-end: setup ## Measure no-op jobs per second, from intake to accepted completion
 	@$(BIN)/duewheel bench end-to-end $(ARGS)
+
+bench-failing: setup ## Measure 100,000 jobs that fail five times each: all dead, evenly spread, memory flat
+	@$(BIN)/duewheel bench failing $(ARGS)
 
 bench-pending: setup ## Measure memory, disk and restore with a million jobs pending
 	@$(BIN)/duewheel bench pending $(ARGS)

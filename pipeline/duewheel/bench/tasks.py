@@ -21,6 +21,12 @@ def noop(payload: bytes) -> None:
 
 
 @app.task
+def fail(payload: bytes) -> None:
+    """Fails, however often it is tried."""
+    raise ConnectionError("the database is away")
+
+
+@app.task
 def stamp(context: Context) -> None:
     """Writes down job id, slot and dispatch in milliseconds, and when it was started, in microseconds. Costs about 5 µs."""
     now_us = time.time_ns() // 1_000

@@ -15,7 +15,7 @@ import rich.progress
 import rich.table
 from rich.console import Console
 
-from duewheel.bench import end_to_end, lateness, load, path, pending
+from duewheel.bench import end_to_end, failing, lateness, load, path, pending
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site, open_site
 from duewheel.cli.common import name_value_pairs, option
@@ -117,6 +117,22 @@ def end_to_end_command(place: Site, progress: Progress, jobs: int, partitions: i
     the last SUCCEEDED state, by the broker's own times. Afterwards each job must have succeeded, exactly once.
     """
     return end_to_end.run(place, jobs, partitions, concurrency, payload_bytes, progress)
+
+
+@bench.command("failing")
+@_place_options
+@_jobs(default=failing.JOBS_DEFAULT)
+@_partitions(default=failing.PARTITIONS_DEFAULT)
+@_concurrency(default=failing.CONCURRENCY_DEFAULT)
+@_payload()
+def failing_command(place: Site, progress: Progress, jobs: int, partitions: int, concurrency: int, payload_bytes: int) -> Report:
+    """Jobs that fail at each of five attempts, and end in the dead letters.
+
+    Waits of the default policy lie between attempts, at most 85 s in all. Counted is what should be 0: jobs that are not dead, with
+    other than five attempts, or tried again before their time. Measured is how well the jitter spreads them, and whether what waits stays
+    out of memory.
+    """
+    return failing.run(place, jobs, partitions, concurrency, payload_bytes, progress)
 
 
 @bench.command("pending")
