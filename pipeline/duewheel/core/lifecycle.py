@@ -13,8 +13,8 @@ ARCHITECTURE.md is printed from this one (`python -m duewheel.core.lifecycle`).
     │        │                           │
     │        │                           ├──SUCCEEDED──► SUCCEEDED
     │        │                           ├──DISCARDED──► DISCARDED
-    │        ├───────────EXPIRED─────────┼─────────────► EXPIRED
-    │        ├──────────EXHAUSTED────────┴──FAILED─────► FAILED ──REDRIVE──┐
+    │        ├───────TOO_LATE────────────┼──EXPIRED────► EXPIRED
+    │        ├───────EXHAUSTED───────────┴──FAILED─────► FAILED ──REDRIVE──┐
     │      CANCEL                                                          │
     │        ▼                                                             │
     │    CANCELLED ◄── CANCELLING ◄──CANCEL── (DISPATCHED, RUNNING)        │
@@ -23,10 +23,10 @@ ARCHITECTURE.md is printed from this one (`python -m duewheel.core.lifecycle`).
 CANCELLING is a dispatched job that must not be dispatched again: what runs may succeed, and whatever else becomes of it, it is CANCELLED.
 FAILED is dead: no attempt is left, and it stays known until somebody redrives it, drops it, defines it anew, or its time is over.
 
-Three events are the owner's own second thoughts. An outcome may ask for another attempt when there may be none: EXHAUSTED says that the
-crash limit or the time for all attempts is used up, REPLACED that the job was redefined meanwhile. And a dispatch may have nowhere to go:
-PARKED says that its queue has no topic just now. A redefined job begins anew: its newest generation is WAITING, whatever became of the
-one before.
+Four events are the owner's own second thoughts. A job may ask for an attempt when there may be none: TOO_LATE says that its time to
+start is over, EXHAUSTED that the crash limit or the time for all attempts is used up, REPLACED that the job was redefined meanwhile. And a
+dispatch may have nowhere to go: PARKED says that its queue cannot take it just now. A redefined job begins anew: its newest generation is
+WAITING, whatever became of the one before.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Event(StrEnum):
     FAILED = Result.FAILED
     DISCARDED = Result.DISCARDED
     CANCELLED = Result.CANCELLED
-    EXPIRED = Result.EXPIRED  # the owner says so too, of a job that it may no longer dispatch
+    EXPIRED = Result.EXPIRED
     RETRY = Result.RETRY
     SNOOZED = Result.SNOOZED
     LOST = Result.LOST
     INTERRUPTED = Result.INTERRUPTED
     LEASE_EXPIRED = "LEASE_EXPIRED"  # it said that it runs, and has said nothing since
     OVERDUE = "OVERDUE"  # a dispatch without an outcome for so long that its record may be deleted soon
+    TOO_LATE = "TOO_LATE"
     EXHAUSTED = "EXHAUSTED"
     REPLACED = "REPLACED"
     PARKED = "PARKED"
@@ -76,6 +77,7 @@ _HANDED_OUT: Final[dict[Event, Phase]] = {
     Event.LOST: Phase.DISPATCHED,
     Event.INTERRUPTED: Phase.DISPATCHED,
     Event.OVERDUE: Phase.DISPATCHED,
+    Event.TOO_LATE: Phase.EXPIRED,
     Event.EXHAUSTED: Phase.FAILED,
     Event.REPLACED: Phase.CANCELLED,
     Event.PARKED: Phase.WAITING,
@@ -85,7 +87,7 @@ _HANDED_OUT: Final[dict[Event, Phase]] = {
 TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.DUE): Phase.DISPATCHED,
     (Phase.WAITING, Event.CANCEL): Phase.CANCELLED,
-    (Phase.WAITING, Event.EXPIRED): Phase.EXPIRED,
+    (Phase.WAITING, Event.TOO_LATE): Phase.EXPIRED,
     (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
     **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},

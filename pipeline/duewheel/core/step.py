@@ -527,7 +527,7 @@ class Step:
             expires_ms, deadline_ms = limits["expires_ms"], trails.deadline_ms(limits, trail)
             if expires_ms and expires_ms <= now_ms:
                 self.counts.expired += 1
-                self._move(job_id, state, follow(state["phase"], Event.EXPIRED), trails.carried(trail), crashes=crashes)
+                self._move(job_id, state, follow(state["phase"], Event.TOO_LATE), trails.carried(trail), crashes=crashes)
                 return
             if deadline_ms and deadline_ms <= now_ms:
                 self._die(job_id, known, state, Reason.TOTAL_TIMEOUT, trail, None, crashes=crashes)
