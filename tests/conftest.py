@@ -1,7 +1,8 @@
 """Fixtures that many tests share. Nothing starts before a test asks for it.
 
 `broker` is a real Kafka for the whole run; DUEWHEEL_TEST_BOOTSTRAP_SERVERS names one that runs already. `installation` is what most
-tests want: topics of their own on it, under a prefix that nobody else uses. `cluster3` is for tests that break brokers.
+tests want: topics of their own on it, under a prefix that nobody else uses. `cluster3` is for tests that break brokers. `postgres` is a
+real PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # a unit test need not wait for the Kafka client to load
     from duewheel.adapters.kafka.settings import KafkaConfig
     from duewheel.core.topology import Topology
     from duewheel.devbroker import DevCluster
+    from tests.postgres import Postgres
 
 FOLDER = Path(__file__).parent.parent / ".duewheel"
 
@@ -44,6 +46,15 @@ def cluster3() -> Iterator[DevCluster]:
 
     with DevCluster(FOLDER, brokers=3) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL server, shared by the whole run: `postgres.database()` is one's own."""
+    from tests.postgres import Postgres
+
+    with Postgres() as server:
+        yield server
 
 
 class Installation(NamedTuple):

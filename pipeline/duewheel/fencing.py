@@ -136,7 +136,8 @@ class ForeignResource(CallerError):
     def __str__(self) -> str:
         return (
             f"{self.resource!r} is guarded by job {self.row_job_id!r}, and {self.job_id!r} is another: tokens of two jobs cannot be "
-            f"compared. Let one job write it, or give each job a resource of its own and order their writes by something of yours (docs/fencing.md)"
+            f"compared. Let one job write it, or give each a resource of its own and order their writes by something of yours; see "
+            f"docs/fencing.md"
         )
 
 
