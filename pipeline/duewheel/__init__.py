@@ -1,7 +1,38 @@
 """Duewheel: a distributed job scheduler on Kafka."""
 
 from duewheel.client import Client, Job, JobFailed, JobHandle, Scheduled
+from duewheel.core.retry import RetryPolicy
 from duewheel.wiring import connect
 from duewheel.worker.app import App, Context
+from duewheel.worker.verdicts import (
+    Cancelled,
+    Discard,
+    HeartbeatTimeout,
+    ProcessDied,
+    ResultTooLarge,
+    Retry,
+    RunTimeout,
+    Snooze,
+    UnknownTask,
+)
 
-__all__ = ["App", "Client", "Context", "Job", "JobFailed", "JobHandle", "Scheduled", "connect"]
+__all__ = [
+    "App",
+    "Cancelled",
+    "Client",
+    "Context",
+    "Discard",
+    "HeartbeatTimeout",
+    "Job",
+    "JobFailed",
+    "JobHandle",
+    "ProcessDied",
+    "ResultTooLarge",
+    "Retry",
+    "RetryPolicy",
+    "RunTimeout",
+    "Scheduled",
+    "Snooze",
+    "UnknownTask",
+    "connect",
+]

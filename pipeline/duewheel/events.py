@@ -112,6 +112,24 @@ EVENTS: Final[Mapping[str, Event]] = {
     "worker.cluster_unavailable": Event("The cluster does not answer; it is tried again.", ("error",)),
     "worker.draining": Event("Nothing more is claimed; what runs may finish.", ("running", "grace_ms")),
     "worker.drained": Event("Everything that finished is recorded; the rest was reported as interrupted.", ("interrupted", "unrecorded")),
+    # Who runs handlers (worker/executors)
+    "worker.thread_left_behind": Event(
+        "A handler overran its time in a thread, which nothing can end. Another thread took its place, and this one ends when the handler "
+        "does. Give the task executor='process', which can be killed.",
+        ("task", "left_behind"),
+    ),
+    "worker.slot_occupied": Event(
+        "So many handlers that overran their time have not ended yet that this one keeps its slot until it does: the worker runs fewer "
+        "handlers at a time. Restart it, and give the task executor='process'.",
+        ("task", "left_behind", "occupied"),
+    ),
+    "worker.child_died": Event(
+        "A child process died in the middle of a run, which is reported as lost and counts as a crash; another child takes its place.",
+        ("task", "child", "error"),
+    ),
+    "worker.child_unfit": Event(
+        "A child process could not be started, or could not import the app; the run for which it was wanted fails.", ("app", "error")
+    ),
     # The development broker (devbroker/jars.py)
     "devbroker.fetch_started": Event("Kafka's jars are being fetched, 38 MB, once for this folder.", ("jars", "folder")),
 }

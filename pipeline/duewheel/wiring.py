@@ -162,6 +162,7 @@ def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurr
     from duewheel.adapters.kafka.transactions import KafkaTransactions
     from duewheel.adapters.system import SystemClock
     from duewheel.worker.crew import Crew
+    from duewheel.worker.executors.shares import Shares
     from duewheel.worker.loop import Worker
     from duewheel.worker.takeover import Returns
 
@@ -184,7 +185,7 @@ def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurr
         reader=reader,
         output=KafkaTransactions(kafka, owner, {group: reader.consumer}),
         returns=Returns(lambda: KafkaReader(kafka, dispatches)),
-        crew=Crew(concurrency, queue, clock),
+        crew=Crew(concurrency, clock, None, Shares({queue: 1})).desk(queue),
         aside=ThreadPoolExecutor(4, "duewheel-aside").submit,
         outcome_partitions=outcome_partitions,
         session_timeout_ms=kafka.session_timeout_ms,

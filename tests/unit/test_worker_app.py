@@ -151,7 +151,8 @@ DISPATCH: Dispatch = {
     "attempt": 3,
     "timer_partition": 0,
     "dispatched_ms": 1_700_000_000_001,
-    "work": {"task": "t", "content_type": "application/json", "payload": b"5", "headers": {"a": "b"}},
+    "terms": None,
+    "work": {"task": "t", "content_type": "application/json", "payload": b"5", "headers": {"a": "b"}, "policy": None},
 }
 
 
@@ -188,7 +189,7 @@ def test_parameters_are_filled_by_what_they_are_in_any_order() -> None:
         seen.append(("keyword", (number, of.job_id)))
 
     for task in app.tasks.values():
-        task.call(DISPATCH, "q")
+        task.call(Context(DISPATCH))
     assert dict(seen) == {
         "nothing": None,
         "payload": 5,

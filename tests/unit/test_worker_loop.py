@@ -15,7 +15,7 @@ from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.topology import Topology
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionUnknown
 from duewheel.worker.app import App
-from duewheel.worker.crew import Crew
+from duewheel.worker.crew import Desk as CrewDesk
 from duewheel.worker.loop import Worker
 from duewheel.worker.runs import Run
 from duewheel.worker.takeover import Returns
@@ -207,12 +207,12 @@ class Transaction:
         raise NotImplementedError
 
 
-class HandCrew(Crew):
+class HandCrew(CrewDesk):
     """Runs nothing by itself: the test says what is finished."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(1, "q", clock)
-        self.clock = clock
+        super().__init__("q", clock)
+        self.time = clock
         self.waiting: list[Run] = []
         self.started: list[Run] = []
 
@@ -220,7 +220,7 @@ class HandCrew(Crew):
         self.waiting += runs
 
     def wait(self, timeout_s: float) -> None:
-        self.clock.now_ms += 5
+        self.time.now_ms += 5
 
     def withdraw(self, unwanted: Callable[[Run], bool]) -> list[Run]:
         withdrawn = [run for run in self.waiting if unwanted(run)]
@@ -233,14 +233,14 @@ class HandCrew(Crew):
     def start(self, count: int) -> None:
         for _ in range(count):
             run = self.waiting.pop(0)
-            run.started_ms = self.clock.now_ms
+            run.started_ms = self.time.now_ms
             self.started.append(run)
 
     def finish(self, count: int) -> None:
         self.start(count - len(self.started))
         for _ in range(count):
             run = self.started.pop(0)
-            run.finished_ms = self.clock.now_ms
+            run.finished_ms = self.time.now_ms
             self.finished(run)
 
 

@@ -42,7 +42,7 @@ from duewheel.ports import (
     WorkerCodec,
 )
 from duewheel.worker.app import App
-from duewheel.worker.crew import Crew
+from duewheel.worker.crew import Desk
 from duewheel.worker.holding import Holding, Standing
 from duewheel.worker.runs import FAILED, Run
 from duewheel.worker.takeover import Aside, Returns, Takeover
@@ -111,7 +111,7 @@ class Worker:
         reader: GroupReader,
         output: TransactionalOutput,
         returns: Returns,
-        crew: Crew,
+        crew: Desk,
         aside: Aside,
         outcome_partitions: int,
         session_timeout_ms: int,
@@ -322,7 +322,7 @@ class Worker:
             if run.abandoned:
                 continue
             self._finish(run)
-            self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error)
+            self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error, run.retry_after_ms, run.output)
         if runs:
             self._quiet_turns = 0
 
@@ -332,7 +332,17 @@ class Worker:
         if run.holding.held:
             run.holding.finish(run.offset)
 
-    def _report(self, dispatch: Dispatch, key: bytes | None, result: str, started_ms: int, finished_ms: int, error: Failure | None) -> None:
+    def _report(
+        self,
+        dispatch: Dispatch,
+        key: bytes | None,
+        result: str,
+        started_ms: int,
+        finished_ms: int,
+        error: Failure | None,
+        retry_after_ms: int = 0,
+        output: bytes | None = None,
+    ) -> None:
         outcome: Outcome = {
             "token": dispatch["token"],
             "job_id": dispatch["job_id"],
@@ -343,6 +353,9 @@ class Worker:
             "finished_ms": finished_ms,
             "worker": self._name,
             "error": error,
+            "retry_after_ms": retry_after_ms,
+            "lease_ms": 0,
+            "output": output,
         }
         self._reports.append((self._outcomes_topic, self._codec.encode_outcome(outcome), key, dispatch["timer_partition"]))
 

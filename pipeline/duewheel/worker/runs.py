@@ -1,18 +1,19 @@
-"""One claimed dispatch on its way through the worker, and how its failure is written down."""
+"""One claimed dispatch on its way through the worker."""
 
 from __future__ import annotations
 
-import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, ERROR_TRACEBACK_CHARS_MAX, ERROR_TYPE_CHARS_MAX
 from duewheel.core.model import Dispatch, Failure, Result
 from duewheel.worker.app import Task
+from duewheel.worker.verdicts import SUCCEEDED, ResultTooLarge, Verdict, failure_of, on_error, on_value
 
 if TYPE_CHECKING:
+    from duewheel.worker.crew import Desk
     from duewheel.worker.holding import Holding
 
-SUCCEEDED: Final = Result.SUCCEEDED.value
+__all__ = ["FAILED", "SUCCEEDED", "Run", "failure_of"]
+
 FAILED: Final = Result.FAILED.value
 
 
@@ -23,25 +24,44 @@ class Run:
         holding: the partition it was read from, as held then; the partition may have been lost since.
         offset: where it lies in that partition.
         key: the record's key.
+        desk: where it was submitted.
         started_ms: when its handler was called; 0 before.
+        started_steady_ms: the same on the steady clock; 0 before.
         finished_ms: when its handler was done; 0 before.
+        result, error, retry_after_ms, output: how it ended, as its outcome tells it.
         record_bytes: what it counts against the limit of bytes in memory.
-        abandoned: reported as interrupted; what its handler still does comes too late.
+        abandoned: reported already; what its handler still does comes too late.
+        cancelled: whether its handler is asked to stop.
+        beat_ms: when the handler last called `heartbeat`, on the steady clock; 0 if never.
+        progress: what it said then, in JSON.
+        said_started: whether the owner was told that it runs.
+        said_ms: when the owner last heard of it, on the steady clock.
     """
 
     __slots__ = (
         "abandoned",
+        "beat_ms",
+        "cancelled",
+        "desk",
         "dispatch",
         "error",
         "finished_ms",
         "holding",
         "key",
         "offset",
+        "output",
+        "progress",
         "record_bytes",
         "result",
+        "retry_after_ms",
+        "said_ms",
+        "said_started",
         "started_ms",
+        "started_steady_ms",
         "task",
     )
+
+    desk: Desk
 
     def __init__(self, holding: Holding, offset: int, key: bytes | None, dispatch: Dispatch, task: Task, record_bytes: int) -> None:
         self.holding = holding
@@ -50,36 +70,40 @@ class Run:
         self.dispatch = dispatch
         self.task = task
         self.record_bytes = record_bytes
-        self.abandoned = False
-        self.started_ms = 0
-        self.finished_ms = 0
+        self.abandoned = self.cancelled = self.said_started = False
+        self.started_ms = self.started_steady_ms = self.finished_ms = 0
+        self.beat_ms = self.said_ms = 0
+        self.progress: bytes | None = None
         self.result = SUCCEEDED
         self.error: Failure | None = None
+        self.retry_after_ms = 0
+        self.output: bytes | None = None
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long it may run: as the job says, else its task, and never beyond the end of the time for all attempts."""
+        policy, terms = self.dispatch["work"].get("policy"), self.dispatch.get("terms")
+        timeout_ms = (policy["run_timeout_ms"] if policy else 0) or self.task.run_timeout_ms
+        if terms and terms["deadline_ms"]:
+            timeout_ms = max(0, min(timeout_ms, terms["deadline_ms"] - self.started_ms))
+        return timeout_ms
+
+    def end(self, value: Any) -> None:
+        """Its handler returned."""
+        try:
+            self.settle(on_value(value, self.task.keeps_result))
+        except ResultTooLarge as error:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        self.result = FAILED
-        self.error = failure_of(error)
+        """Its handler raised, or is treated as if it had."""
+        self.settle(on_error(error, self.task.policy, self.dispatch, self.cancelled))
 
+    def settle(self, verdict: Verdict) -> None:
+        self.result, self.error, self.retry_after_ms, self.output = verdict
 
-def failure_of(error: BaseException) -> Failure:
-    """The error as it is kept: its type, its message, and the end of its traceback, each cut to its limit."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(error)
-    except Exception as broken:  # a __str__ of the user's, which may do anything
-        message = f"(its message cannot be had: {type(broken).__name__})"
-    try:
-        trace = "".join(traceback.format_exception(error))
-    except Exception as broken:
-        trace = f"(its traceback cannot be had: {type(broken).__name__})"
-    return Failure(
-        type=_encodable(name[:ERROR_TYPE_CHARS_MAX]),
-        message=_encodable(message[:ERROR_MESSAGE_CHARS_MAX]),
-        traceback=_encodable(trace[-ERROR_TRACEBACK_CHARS_MAX:]),  # the end says where it happened
-    )
-
-
-def _encodable(text: str) -> str:
-    # Lone surrogates, as in undecodable file names, cannot be written as UTF-8; they must not take the worker down.
-    return text.encode("utf-8", "replace").decode()
+    def beat(self, progress: bytes | None) -> None:
+        """Its handler said that it goes on."""
+        if progress is not None:
+            self.progress = progress
+        self.beat_ms = self.desk.clock.steady_ms()
