@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "processor": "duewheel.cli.processor:processor",
     "worker": "duewheel.cli.worker:worker",
     "tail": "duewheel.cli.tail:tail",
+    "dead": "duewheel.cli.dead:dead",
     "topics": "duewheel.cli.topics:topics",
     "bench": "duewheel.cli.bench:bench",
     "dev": "duewheel.cli.dev:dev",

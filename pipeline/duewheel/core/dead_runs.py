@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 from typing import Final
 
-from duewheel.core.model import DeadRun, DeadRunClosed
+from duewheel.core.model import Closing, DeadRun, DeadRunClosed
 
 # Of an error's message; the record has all of it.
 SUMMARY_MESSAGE_CHARS_MAX: Final = 160
@@ -46,7 +46,7 @@ class DeadRunSummary:
         attempts: how many executions it had; `crashes` of them ended because their worker vanished.
         error, message: of its last attempt, the message cut; None where it died without an error of its own.
         payload_bytes: how large its payload is.
-        how, closed_ms: what became of it, by the name in `model.Closing`, and when; None while it is open.
+        how, closed_ms: what became of it, and when; None while it is open.
     """
 
     partition: int
@@ -63,7 +63,7 @@ class DeadRunSummary:
     error: str | None
     message: str | None
     payload_bytes: int
-    how: str | None = None
+    how: Closing | None = None
     closed_ms: int | None = None
 
     @property
@@ -141,7 +141,7 @@ class DeadRuns:
         self._wanted = wanted
         self._keeps_closed = keeps_closed
         self._runs: dict[DeathName, DeadRunSummary] = {}
-        self._closings: OrderedDict[DeathName, tuple[str, int]] = OrderedDict()
+        self._closings: OrderedDict[DeathName, tuple[Closing, int]] = OrderedDict()
         self._closed_count = 0
 
     def died(self, run: DeadRunSummary) -> None:
@@ -158,7 +158,7 @@ class DeadRuns:
 
     def closed(self, record: DeadRunClosed) -> None:
         """Takes in a DeadRunClosed. Of several closings of one death the first counts."""
-        name, closing = (record["job_id"], record["token"]), (intern(record["how"]), record["closed_ms"])
+        name, closing = (record["job_id"], record["token"]), (Closing(record["how"]), record["closed_ms"])
         run = self._runs.get(name)
         if run is None or not self._keeps_closed:
             self._runs.pop(name, None)

@@ -105,7 +105,7 @@ class Scan:
                 if record.partition() == partition and record.offset() >= offset:
                     self._reader.release(partition)
                     return record if record.offset() == offset else None
-            if self._reader.reached(partition) > offset:
+            if self._reader.reached(partition) >= offset:
                 return None
         raise BrokerUnavailable(f"{self._topic} [{partition}] could not be read at offset {offset} for {self._patience_s:g} s")
 

@@ -1,0 +1,248 @@
+"""How dead runs look: a table or a page for people, JSON for programs.
+
+Whatever comes from outside (job ids, tasks, messages, payloads) is shown escaped, so that no terminal obeys it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Final, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from duewheel.adapters.dead_letters import DeadLetters
+from duewheel.cli.history_lines import json_line, moment, printable, shortened, text_line
+from duewheel.core.dead_runs import DeadRunSummary
+from duewheel.core.history import Entry
+from duewheel.core.model import DeadRun, Ending, Policy
+
+LIST_LIMIT_DEFAULT: Final = 200  # rows for people; JSON has all of them
+ERROR_CHARS_SHOWN_MAX: Final = 100
+PAYLOAD_CHARS_SHOWN_MAX: Final = 4_000
+PAYLOAD_HEX_SHOWN_MAX: Final = 64  # bytes of a payload that is no JSON
+
+_NAME_WIDTH: Final = 10
+_TABLE_WIDTH: Final = 240  # where nobody can say how wide it is
+_CHUNK_LINES: Final = 1_000
+_COUNTS_SHOWN_MAX: Final = 4
+
+
+def run_json(run: DeadRunSummary, **more: object) -> str:
+    """One JSON object a run, always with the same keys."""
+    return json.dumps({"died": moment(run.died_ms), **asdict(run), **more}, separators=(",", ":"))
+
+
+def runs_table(runs: Sequence[DeadRunSummary], *, with_closed: bool) -> Table:
+    """One row a run."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("died (UTC)", no_wrap=True)
+    table.add_column("job", overflow="fold")
+    table.add_column("token", justify="right", no_wrap=True)
+    table.add_column("task", overflow="fold")
+    table.add_column("attempts", justify="right")
+    table.add_column("reason", no_wrap=True)
+    if with_closed:
+        table.add_column("became", no_wrap=True)
+    table.add_column("error", overflow="fold", ratio=1)
+    for run in runs:
+        cells = [moment(run.died_ms)[:19].replace("T", " "), run.job_id, f"{run.token}", f"{run.task} @{run.queue}", _attempts(run)]
+        cells += [run.reason, *([became(run)] if with_closed else []), _error(run)]
+        table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if run.how else "")
+    return table
+
+
+def counts_line(runs: Sequence[DeadRunSummary]) -> str:
+    """How many there are, and what most of them have in common."""
+    open_count = sum(run.how is None for run in runs)
+    parts = [f"{open_count:,} dead {'run' if open_count == 1 else 'runs'}"]
+    if open_count < len(runs):
+        parts.append(f"{len(runs) - open_count:,} closed")
+    common = _most_common(run.task for run in runs) + _most_common(run.error or run.reason for run in runs)
+    return printable(", ".join(parts) + (f" ({', '.join(common)})" if runs else ""))
+
+
+def became(run: DeadRunSummary) -> str:
+    """What became of a run: open, redriven, …"""
+    return run.how.lower() if run.how else "open"
+
+
+def _most_common(names: Iterator[str]) -> list[str]:
+    counts = Counter(names)
+    shown = [f"{name} {count:,}" for name, count in counts.most_common(_COUNTS_SHOWN_MAX)]
+    return [*shown, "…"] if len(counts) > _COUNTS_SHOWN_MAX else shown
+
+
+def _attempts(run: DeadRunSummary) -> str:
+    return f"{run.attempts} ({run.crashes} crashed)" if run.crashes else f"{run.attempts}"
+
+
+def _error(run: DeadRunSummary) -> str:
+    return "" if run.error is None else shortened(f"{run.error}: {run.message}", ERROR_CHARS_SHOWN_MAX)
+
+
+# --- printed ---
+
+
+def print_runs(letters: DeadLetters, limit: int | None, *, as_json: bool, with_closed: bool) -> None:
+    runs = letters.runs.runs()
+    if as_json:
+        print_lines(run_json(run) for run in runs[-limit if limit else None :])
+        return
+    shown = runs[-(limit or LIST_LIMIT_DEFAULT) :]
+    if shown:
+        width = None if sys.stdout.isatty() else _TABLE_WIDTH
+        Console(width=width).print(runs_table(shown, with_closed=with_closed))
+    click.echo(counts_line(runs) + (f"; shown are the latest {len(shown):,}, --limit says how many" if len(shown) < len(runs) else ""))
+    if letters.refused_count:
+        click.echo(f"{letters.refused_count:,} refused records beside; see them with --refused")
+
+
+def print_refused(letters: DeadLetters, limit: int | None, *, as_json: bool) -> None:
+    entries: Sequence[Entry] = list(letters.refused)
+    if as_json:
+        print_lines(map(json_line, entries[-limit if limit else None :]))
+        return
+    shown = entries[-(limit or LIST_LIMIT_DEFAULT) :]
+    print_lines(map(text_line, shown))
+    click.echo(f"{letters.refused_count:,} refused records, {len(shown):,} of them shown")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Many lines; each call of echo flushes."""
+    rest = iter(lines)
+    while chunk := list(islice(rest, _CHUNK_LINES)):
+        click.echo("\n".join(chunk), color=color())
+
+
+def color() -> bool | None:
+    return False if "NO_COLOR" in os.environ else None  # None: where standard output is a terminal
+
+
+# --- one run, whole ---
+
+
+def whole_json(found: DeadRunSummary, run: DeadRun) -> str:
+    """Everything that is known of a dead run, as one JSON object, always with the same keys.
+
+    `payload` is the payload where it is JSON; else it is null, and `payload_base64` has its bytes.
+    """
+    schedule, state = run["definition"]["schedule"], run["state"]
+    work = schedule["work"]
+    decoded, payload = _payload(work["content_type"], work["payload"])
+    return run_json(
+        found,
+        generation=run["definition"]["generation"],
+        timer_partition=run["timer_partition"],
+        failure=state["error"],
+        endings=state["trail"]["endings"] if state["trail"] else [],
+        first_dispatched_ms=(state["trail"]["first_ms"] if state["trail"] else 0) or None,
+        due_ms=schedule["due_ms"],
+        created_ms=schedule["created_ms"],
+        retention_ms=schedule["retention_ms"],
+        limits=schedule["limits"],
+        policy=work["policy"],
+        headers=work["headers"],
+        content_type=work["content_type"],
+        payload=payload,
+        payload_base64=None if decoded else base64.b64encode(work["payload"]).decode(),
+    )
+
+
+def whole_lines(found: DeadRunSummary, run: DeadRun, others: Sequence[DeadRunSummary]) -> Iterator[str]:
+    """The page for people.
+
+    Args:
+        others: other deaths of the same job.
+    """
+    schedule, state = run["definition"]["schedule"], run["state"]
+    work, limits = schedule["work"], schedule["limits"]
+    yield _field("job", click.style(printable(run["job_id"]), bold=True))
+    yield _field("run", f"token {run['token']}, generation {run['definition']['generation']}, due {moment(state['slot_ms'])}")
+    yield _field("task", printable(f"{work['task']} @{schedule['queue']}"))
+    yield _field("died", f"{moment(run['died_ms'])}, {printable(run['reason'])}, after {_attempts(found)} attempts")
+    yield _field("now", "open" if found.how is None else f"{became(found)} at {moment(found.closed_ms or 0)}")
+    for other in others:
+        yield _field("also died", f"{moment(other.died_ms)}, token {other.token}, {became(other)}")
+    if work["policy"] is not None:
+        yield _field("policy", printable(_policy(work["policy"])))
+    if limits is not None:
+        words = [f"expires {moment(limits['expires_ms'])}"] if limits["expires_ms"] else []
+        words += [f"total timeout {limits['total_timeout_ms']:,} ms"] if limits["total_timeout_ms"] else []
+        words += [f"at most {limits['crashes_max']} crashes"] if limits["crashes_max"] else []
+        yield _field("limits", ", ".join(words))
+    for name, value in work["headers"].items():
+        yield _field("header", printable(f"{name}={value}"))
+    yield _field("payload", printable(f"{work['content_type']}, {len(work['payload']):,} bytes"))
+    yield from _payload_lines(work["content_type"], work["payload"])
+    if state["trail"] is not None and state["trail"]["endings"]:
+        yield _field("attempts", "")
+        yield from (textwrap.indent(_ending(ending), "  ") for ending in state["trail"]["endings"])
+    if state["error"] is not None:
+        error = state["error"]
+        yield _field("error", click.style(printable(f"{error['type']}: {error['message']}"), fg="red"))
+        yield from (f"  {printable(line)}" for line in error["traceback"].splitlines())
+
+
+def _field(name: str, value: str) -> str:
+    return click.style(f"{name:<{_NAME_WIDTH}}", dim=True) + value
+
+
+def _ending(ending: Ending) -> str:
+    words = [f"{ending['attempt']:>3}", f"token {ending['token']}", moment(ending["ended_ms"]), ending["result"].lower()]
+    if ending["started_ms"]:
+        words.append(f"in {ending['ended_ms'] - ending['started_ms']:,} ms")
+    if ending["worker"]:
+        words.append(f"on {ending['worker']}")
+    if ending["type"]:
+        words.append(f"{ending['type']}: {ending['message']}")
+    return printable("  ".join(words))
+
+
+def _policy(policy: Policy) -> str:
+    words = [f"{policy['attempts_max']} attempts"] if policy["attempts_max"] else []
+    if policy["delays_ms"]:
+        delays = ", ".join(f"{delay:,}" for delay in policy["delays_ms"])
+        words.append(f"waits of {delays} ms, then times {policy['factor']:g}")
+    words += [f"at most {policy['delay_ms_max']:,} ms"] if policy["delay_ms_max"] else []
+    words += [f"jitter {policy['jitter']:g}"] if policy["jitter"] else []
+    words += [f"gives up on {name}" for name in policy["give_up_on"]]
+    words += [f"retries {name}" for name in policy["retry_on"]]
+    words += [f"run timeout {policy['run_timeout_ms']:,} ms"] if policy["run_timeout_ms"] else []
+    return ", ".join(words) or "its task's"
+
+
+def _payload_lines(content_type: str, payload: bytes) -> Iterator[str]:
+    decoded, value = _payload(content_type, payload)
+    if decoded:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        yield from (f"  {printable(line)}" for line in text[:PAYLOAD_CHARS_SHOWN_MAX].split("\n"))
+        if len(text) > PAYLOAD_CHARS_SHOWN_MAX:
+            yield f"  … {len(text) - PAYLOAD_CHARS_SHOWN_MAX:,} more characters; --json has all of it"
+    elif payload:
+        more = f" … {len(payload) - PAYLOAD_HEX_SHOWN_MAX:,} more bytes; --json has all of them, in base64"
+        yield f"  {payload[:PAYLOAD_HEX_SHOWN_MAX].hex(' ')}{more if len(payload) > PAYLOAD_HEX_SHOWN_MAX else ''}"
+
+
+def _payload(content_type: str, payload: bytes) -> tuple[bool, Any]:
+    """Whether the payload is JSON, and what it says."""
+    if content_type != "application/json":
+        return False, None
+    try:
+        return True, json.loads(payload, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
