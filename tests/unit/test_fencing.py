@@ -213,7 +213,7 @@ def test_a_writer_that_stalls_in_its_transaction_is_ended_by_the_server(postgres
 )
 def test_an_old_snapshot_is_refused_by_the_database_itself(postgresql: Database, level: psycopg.IsolationLevel) -> None:
     newer, older = postgresql.connect(), postgresql.connect()
-    older.isolation_level = psycopg.IsolationLevel[level]
+    older.isolation_level = level
     older.execute("SELECT balance FROM account")  # takes the snapshot
     fencing.guard(newer, "account/1", attempt(9))
     assert fencing.once(newer, attempt(9))
