@@ -136,6 +136,14 @@ def test_two_accepted_ends_of_one_generation_are_accepted_twice(witness: Witness
     assert witness.verdict().broken == ["1 accepted twice"]
 
 
+@pytest.mark.parametrize("end", [Happening.CANCELLED, Happening.FAILED, Happening.DISCARDED, Happening.EXPIRED])
+def test_whichever_end_the_second_is(witness: Witness, end: Happening) -> None:
+    witness.schedule(due_ms=100)
+    witness.run(token=7, at_ms=100)
+    witness.say(end, 200, job="a", token=8, generation=1)
+    assert witness.verdict().broken == ["1 accepted twice"]
+
+
 def test_ends_of_two_generations_are_not(witness: Witness) -> None:
     witness.schedule(due_ms=100)
     witness.run(token=7, at_ms=100)
