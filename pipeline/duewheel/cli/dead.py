@@ -48,7 +48,7 @@ def _filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @option("--error", "errors", multiple=True, metavar="CLASS",
             help="Only runs whose last error was of this class: smtplib.SMTPDataError, or SMTPDataError alone. Repeatable.")  # fmt: skip
     @option("--reason", "reasons", multiple=True, type=click.Choice([*map(str, DeathReason), *map(str, Reason)]), metavar="REASON",
-            help=f"Only runs that died for this reason: {', '.join(DeathReason)}; or, of refused records, its code. Repeatable.")  # fmt: skip
+            help=f"Only what died for this reason: {', '.join(DeathReason)}; or, of refused records, their code. Repeatable.")  # fmt: skip
     @option("--since", "since_ms", type=_moment, metavar="TIME",
             help="Only what died at this time or later: 2030-01-31T18:00:00Z, or how long ago: 30s, 10m, 2h, 1d.")  # fmt: skip
     @option("--until", "until_ms", type=_moment, metavar="TIME", help="Only what died before this time, given in the same ways.")

@@ -76,7 +76,8 @@ class Change:
             watch = _watched(letters, chosen)
             letters.read()  # a person takes time to answer, and there are other persons
             sent = [run for run in watch.runs() if run.how is None]
-            self._send(sent)
+            if sent:
+                self._send(sent)
             if self._wait:
                 self._await(letters)
             self._report(watch.runs(), {run.name for run in sent})
