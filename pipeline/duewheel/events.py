@@ -100,7 +100,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         ("topic", "partition", "offset", "returned"),
     ),
     "worker.takeover_delayed": Event("The cluster did not answer during a takeover; it is tried again.", ("error",)),
-    "worker.revoked": Event("These partitions were handed over; what still runs reports without them.", ("partitions", "still_running")),
+    "worker.revoked": Event(
+        "These partitions were handed over; what still runs goes on without them, by its lease.", ("partitions", "still_running")
+    ),
     "worker.lost": Event("The group gave these partitions to others; was this process stalled?", ("partitions",)),
     "worker.stalled": Event("This process did not poll for so long that its membership must be proved first.", ("for_ms",)),
     "worker.commit_refused": Event("A commit left nothing and starts nothing; it is tried again.", ("error", "outcomes", "claims")),
@@ -110,6 +112,13 @@ EVENTS: Final[Mapping[str, Event]] = {
         "A dispatch could not be read; it lies in the dead-letter topic.", ("partition", "offset", "error")
     ),
     "worker.cluster_unavailable": Event("The cluster does not answer; it is tried again.", ("error",)),
+    "worker.run_timed_out": Event(
+        "Handlers ran for longer than they may, or missed their own heartbeat, and were given up. Where it says goes_on they are in "
+        "threads, which nothing can end: they run on to no effect. Give the task executor='process', which can be killed.",
+        ("task", "error", "runs", "goes_on"),
+    ),
+    "worker.stop_undecodable": Event("A record of the control topic could not be read; it is passed over.", ("error",)),
+    "worker.queue_failed": Event("The loop of one queue failed; the others drain, and the worker ends.", ("queue", "error")),
     "worker.draining": Event("Nothing more is claimed; what runs may finish.", ("running", "grace_ms")),
     "worker.drained": Event("Everything that finished is recorded; the rest was reported as interrupted.", ("interrupted", "unrecorded")),
     # Who runs handlers (worker/executors)

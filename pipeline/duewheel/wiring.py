@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from duewheel.engine.processor import Processor
     from duewheel.ports import Clock, Codec
     from duewheel.worker.app import App
+    from duewheel.worker.executors.shares import Shares
     from duewheel.worker.loop import Worker
+    from duewheel.worker.station import Station
 
 CLIENT_TIMEOUT_S: Final = 30.0
 
@@ -140,18 +142,28 @@ def timer_processor(
     return processor
 
 
-def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurrency: int, name: str, broker_timeout_s: float) -> Worker:
-    """A worker over Kafka, Avro, threads and the machine's clock.
+def worker(
+    kafka: KafkaConfig,
+    topology: Topology,
+    app: App,
+    app_path: str | None,
+    shares: Shares,
+    concurrency: int,
+    name: str,
+    broker_timeout_s: float,
+) -> Station:
+    """A worker over Kafka, Avro and the machine's clock.
 
     Args:
         app: what it can run.
-        queue: whose dispatches it runs.
+        app_path: the same as MODULE:APP, for the child processes of tasks that want one.
+        shares: the queues whose dispatches it runs.
         concurrency: how many handlers may run at a time.
         name: as it stands in outcomes.
         broker_timeout_s: how long the cluster may be away before the worker gives up.
 
     Raises:
-        TopicMissing: the installation's topics, or the queue's, were not made.
+        TopicMissing: the installation's topics, or a queue's, were not made.
         BrokerUnavailable: nobody answered.
     """
     from concurrent.futures import ThreadPoolExecutor
@@ -162,32 +174,45 @@ def worker(kafka: KafkaConfig, topology: Topology, app: App, queue: str, concurr
     from duewheel.adapters.kafka.transactions import KafkaTransactions
     from duewheel.adapters.system import SystemClock
     from duewheel.worker.crew import Crew
-    from duewheel.worker.executors.shares import Shares
+    from duewheel.worker.doorstep import LastLives
     from duewheel.worker.loop import Worker
+    from duewheel.worker.station import Station
+    from duewheel.worker.stops import Stops
     from duewheel.worker.takeover import Returns
 
     clock = SystemClock()
     cluster = KafkaCluster(kafka)
-    dispatches, group = topology.dispatch(queue), topology.worker_group(queue)
-    cluster.partition_count(dispatches)
+    # What is missing is found before anything is made: the caller may try again, for as long as the cluster is away.
+    for queue in shares.queues:
+        cluster.partition_count(topology.dispatch(queue))
     outcome_partitions = cluster.partition_count(topology.outcomes)
-    reader = KafkaGroupReader(kafka, dispatches, group)
-    owner = f"{topology.prefix}.worker.{uuid.uuid4().hex}"
-    return Worker(
-        app=app,
-        queue=queue,
-        name=name,
-        concurrency=concurrency,
-        topology=topology,
-        clock=clock,
-        codec=codec,
-        cluster=cluster,
-        reader=reader,
-        output=KafkaTransactions(kafka, owner, {group: reader.consumer}),
-        returns=Returns(lambda: KafkaReader(kafka, dispatches)),
-        crew=Crew(concurrency, clock, None, Shares({queue: 1})).desk(queue),
-        aside=ThreadPoolExecutor(4, "duewheel-aside").submit,
-        outcome_partitions=outcome_partitions,
-        session_timeout_ms=kafka.session_timeout_ms,
-        broker_timeout_ms=round(broker_timeout_s * 1000),
-    )
+    control_ends = cluster.watermarks(topology.control, range(cluster.partition_count(topology.control)))
+    stops = Stops(KafkaReader(kafka, topology.control), control_ends, codec, clock)
+    crew, lives = Crew(concurrency, clock, app_path, shares), LastLives()
+
+    def loop(queue: str) -> Worker:
+        dispatches, group = topology.dispatch(queue), topology.worker_group(queue)
+        reader = KafkaGroupReader(kafka, dispatches, group)
+        owner = f"{topology.prefix}.worker.{uuid.uuid4().hex}"
+        return Worker(
+            app=app,
+            queue=queue,
+            name=name,
+            concurrency=concurrency,
+            topology=topology,
+            clock=clock,
+            codec=codec,
+            cluster=cluster,
+            reader=reader,
+            output=KafkaTransactions(kafka, owner, {group: reader.consumer}),
+            returns=Returns(lambda: KafkaReader(kafka, dispatches)),
+            desk=crew.desk(queue),
+            stops=stops,
+            lives=lives,
+            aside=ThreadPoolExecutor(4, f"duewheel-aside-{queue}").submit,
+            outcome_partitions=outcome_partitions,
+            session_timeout_ms=kafka.session_timeout_ms,
+            broker_timeout_ms=round(broker_timeout_s * 1000),
+        )
+
+    return Station([loop(queue) for queue in shares.queues], stops)

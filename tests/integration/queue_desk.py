@@ -32,7 +32,9 @@ from duewheel.core.claims import Claim, decode
 from duewheel.core.model import DeadLetter, Dispatch, Outcome
 from duewheel.core.topology import Topology
 from duewheel.worker.app import App
+from duewheel.worker.executors.shares import Shares
 from duewheel.worker.loop import Worker
+from duewheel.worker.station import Station
 
 TIMEOUT_S: Final = 40.0
 PARTITIONS: Final = 4
@@ -94,7 +96,7 @@ class Queue:
     token: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     _children: list[Child] = field(default_factory=list)
-    _workers: list[Worker] = field(default_factory=list)
+    _stations: dict[Worker, Station] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.producer = Producer({"enable.idempotence": True, "linger.ms": 2, **self.kafka.common()})
@@ -189,9 +191,10 @@ class Queue:
     def worker(self, app: App, concurrency: int = 4, name: str = "here", options: Mapping[str, Any] | None = None) -> Worker:
         """A worker in this process that has asked to join."""
         kafka = KafkaConfig(self.kafka.bootstrap_servers, {**self.kafka.options, **(options or {})})
-        worker = wiring.worker(kafka, self.topology, app, "default", concurrency, name, TIMEOUT_S)
-        self._workers.append(worker)
-        worker.start()
+        station = wiring.worker(kafka, self.topology, app, None, Shares({"default": 1}), concurrency, name, TIMEOUT_S)
+        station.start()
+        [worker] = station.workers
+        self._stations[worker] = station
         return worker
 
     def drive(self, *workers: Worker, until: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
@@ -223,8 +226,7 @@ class Queue:
         for worker in workers:
             worker.drain(grace_ms)
             self.drive(worker, until=lambda worker=worker: worker.stopped)  # type: ignore[misc]
-            worker.close()
-            self._workers.remove(worker)
+            self._stations.pop(worker).close()
 
     def spawn(self, concurrency: int = 4, name: str = "child", options: Sequence[str] = ()) -> Child:
         """A worker as a process of its own."""
@@ -252,6 +254,6 @@ class Queue:
             if child.process.poll() is None:
                 child.kill()
                 child.wait()
-        for worker in self._workers:
-            worker.close()
+        for station in self._stations.values():
+            station.close()
         self._reader.close()

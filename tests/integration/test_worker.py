@@ -24,6 +24,7 @@ from duewheel.core.topology import Topology
 from duewheel.ports import TransactionUnknown
 from duewheel.wiring import worker as wired
 from duewheel.worker.app import App, Context
+from duewheel.worker.executors.shares import Shares
 from tests.conftest import Installation
 from tests.integration.queue_desk import Queue
 
@@ -108,10 +109,10 @@ def test_handlers_get_what_they_ask_for_and_their_ends_are_recorded(queue: Queue
     assert {job: outcome["result"] for job, outcome in by_job.items()} == {
         "a": "SUCCEEDED",
         "b": "SUCCEEDED",
-        "c": "FAILED",
-        "d": "FAILED",
+        "c": "RETRY",
+        "d": "RETRY",
         "e": "FAILED",
-        "f": "FAILED",
+        "f": "RETRY",
     }
     errors = {job: outcome["error"] for job, outcome in by_job.items() if outcome["error"] is not None}
     assert {job: (error["type"], error["message"]) for job, error in errors.items()} == {
@@ -459,4 +460,12 @@ def test_an_unknown_commit_neither_repeats_nor_loses_an_outcome(queue: Queue, pl
 def test_a_missing_queue_is_said_at_start(broker: KafkaConfig) -> None:
     app = Gates().app
     with pytest.raises(TopicMissing, match=r"nothing-here.dispatch.mail does not exist .*duewheel topics apply"):
-        wired(broker, Topology("nothing-here"), app, "mail", 1, "w", 5)
+        wired(broker, Topology("nothing-here"), app, None, Shares({"mail": 1}), 1, "w", 5)
+
+
+def test_a_missing_control_topic_is_said_at_start(installation: Installation) -> None:
+    kafka, topology = installation
+    admin = AdminClient(kafka.common())
+    admin.delete_topics([topology.control], operation_timeout=10)[topology.control].result(10)
+    with pytest.raises(TopicMissing, match=r"control does not exist .*duewheel topics apply"):
+        wired(kafka, topology, Gates().app, None, Shares({"default": 1}), 1, "w", 5)

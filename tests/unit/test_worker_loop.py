@@ -12,12 +12,16 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import BrokerUnavailable
+from duewheel.core.limits import HEARTBEAT_MS, LAST_LIFE_SNOOZE_MS, LEASE_MARGIN_MS, LEASE_MS, WORKER_RUNS_MAX
+from duewheel.core.model import Outcome, Terms
 from duewheel.core.topology import Topology
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionUnknown
 from duewheel.worker.app import App
 from duewheel.worker.crew import Desk as CrewDesk
-from duewheel.worker.loop import Worker
+from duewheel.worker.doorstep import LastLives
+from duewheel.worker.loop import REVOKE_GRACE_MS, Worker
 from duewheel.worker.runs import Run
+from duewheel.worker.stops import Stops
 from duewheel.worker.takeover import Returns
 from duewheel.worker.window import GROWTH, RECENT_MS
 
@@ -41,7 +45,7 @@ class Clock:
 class Dispatched:
     """A record of the dispatch topic."""
 
-    def __init__(self, partition: int, offset: int) -> None:
+    def __init__(self, partition: int, offset: int, task: str = "t", terms: Terms | None = None) -> None:
         self._partition = partition
         self._offset = offset
         self._job_id = f"{partition}-{offset}"
@@ -54,7 +58,8 @@ class Dispatched:
                 "attempt": 1,
                 "timer_partition": 0,
                 "dispatched_ms": 0,
-                "work": {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}},
+                "terms": terms,
+                "work": {"task": task, "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None},
             }
         )
 
@@ -215,6 +220,7 @@ class HandCrew(CrewDesk):
         self.time = clock
         self.waiting: list[Run] = []
         self.started: list[Run] = []
+        self.held_back = 0
 
     def submit(self, runs: Sequence[Run]) -> None:
         self.waiting += runs
@@ -227,13 +233,28 @@ class HandCrew(CrewDesk):
         self.waiting = [run for run in self.waiting if not unwanted(run)]
         return withdrawn
 
+    @property
+    def held_back_count(self) -> int:
+        return self.held_back
+
     def running(self) -> list[Run]:
-        return self.started
+        return list(self.started)
+
+    def cancel(self, run: Run) -> None:
+        run.cancelled = True
+
+    def abandon(self, run: Run) -> bool:
+        if run not in self.started:
+            return False
+        self.started.remove(run)
+        run.abandoned = True
+        return True
 
     def start(self, count: int) -> None:
         for _ in range(count):
             run = self.waiting.pop(0)
-            run.started_ms = self.time.now_ms
+            run.desk = self
+            run.started_ms = run.started_steady_ms = self.time.now_ms
             self.started.append(run)
 
     def finish(self, count: int) -> None:
@@ -299,12 +320,40 @@ class Log:
         return self._offset
 
 
+class Control:
+    """The control topic."""
+
+    def __init__(self) -> None:
+        self.queue: list[Any] = []
+
+    def assign(self, partition: int, offset: int) -> None: ...
+    def release(self, partition: int) -> None: ...
+    def close(self) -> None: ...
+
+    def poll(self, timeout_s: float, count_max: int) -> list[Any]:
+        records, self.queue = self.queue, []
+        return records
+
+    def reached(self, partition: int) -> int:
+        return -1
+
+
+class Stopped:
+    """A record of the control topic."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def value(self) -> bytes:
+        return self._value
+
+
 class Desk:
     """A worker and everything around it."""
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, **task: Any) -> None:
         app = App()
-        app.task(name="t")(lambda: None)
+        app.task(name="t", **task)(lambda: None)
         self.clock = Clock()
         self.group = Group()
         self.cluster = Cluster(self.group)
@@ -312,6 +361,8 @@ class Desk:
         self.crew = HandCrew(self.clock)
         self.aside = Aside()
         self.log = Log()
+        self.control = Control()
+        self.lives = LastLives()
         self.worker = Worker(
             app=app,
             queue="q",
@@ -324,7 +375,9 @@ class Desk:
             reader=self.group,
             output=self.output,
             returns=Returns(lambda: self.log),
-            crew=self.crew,
+            desk=self.crew,
+            stops=Stops(self.control, {0: (0, 0)}, codec, self.clock),
+            lives=self.lives,
             aside=self.aside,
             outcome_partitions=4,
             session_timeout_ms=SESSION_TIMEOUT_MS,
@@ -341,8 +394,17 @@ class Desk:
         self.group.rebalances.append(lambda: self.worker.assigned(partitions))
         self.turn(5)
 
-    def dispatch(self, partition: int, offset: int, count: int) -> None:
-        self.group.queue += [Dispatched(partition, offset + n) for n in range(count)]
+    def dispatch(self, partition: int, offset: int, count: int, task: str = "t", terms: Terms | None = None) -> None:
+        self.group.queue += [Dispatched(partition, offset + n, task, terms) for n in range(count)]
+
+    def stop(self, job_id: str, token: int) -> None:
+        self.control.queue.append(Stopped(codec.encode_stop({"job_id": job_id, "token": token, "queue": "q"})))
+
+    def outcomes(self) -> list[Outcome]:
+        return [codec.decode_outcome(value) for value in self.output.outcomes]
+
+    def said(self) -> list[tuple[str, str]]:
+        return [(outcome["job_id"], outcome["result"]) for outcome in self.outcomes()]
 
 
 def in_doubt_with_claims(ending: str) -> Desk:

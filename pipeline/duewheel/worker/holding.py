@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Final
 
 from duewheel.core.claims import Claim, Ledger, encode
 from duewheel.ports import GroupPosition, Offset, Record
@@ -84,3 +85,8 @@ class Holding:
             offset, upto = self._range
             metadata = encode(Claim(self.ledger.owner, upto, None), offset)
         return Offset(self.topic, self.partition, offset, metadata)
+
+
+NOWHERE: Final = Holding("", -1, "")
+"""Where runs belong that were handed over: a partition that is not held, so that they are reported without one."""
+NOWHERE.standing = Standing.GONE

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from duewheel.core.errors import BrokenInvariant, BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
-from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
+from duewheel.core.limits import WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
 from duewheel.core.model import Dispatch, Failure, Outcome, Result
 from duewheel.core.refusals import refuse
 from duewheel.core.topology import Topology
@@ -43,9 +43,13 @@ from duewheel.ports import (
 )
 from duewheel.worker.app import App
 from duewheel.worker.crew import Desk
-from duewheel.worker.holding import Holding, Standing
-from duewheel.worker.runs import FAILED, Run
+from duewheel.worker.doorstep import CANCELLED, Doorstep, LastLives
+from duewheel.worker.holding import NOWHERE, Holding, Standing
+from duewheel.worker.runs import Run
+from duewheel.worker.stops import Stops
 from duewheel.worker.takeover import Aside, Returns, Takeover
+from duewheel.worker.verdicts import Verdict
+from duewheel.worker.watch import Watch
 from duewheel.worker.window import Window
 
 log = structlog.get_logger(__name__)
@@ -67,6 +71,7 @@ _BACKOFF_MS: Final = 20
 _BACKOFF_MAX_MS: Final = 1_000
 _PROBE_MS: Final = 5_000  # the cluster is asked for a sign of life after so long without one
 REVOKE_GRACE_MS: Final = 3_000  # handlers of a partition that is being revoked may finish; the whole group waits for it
+_LAST_MOMENT_MS: Final = 100  # between the end of a handler and its run at the desk
 _LAST_WORD_MS: Final = 10_000  # for recording what was cut short, when stopping
 
 _ANY_PARTITION: Final = -1  # the partitioner's choice
@@ -92,6 +97,8 @@ class Worker:
     Args:
         name: as it stands in outcomes.
         reader: a member of the queue's group, whose offsets `output` commits.
+        desk: where its handlers run.
+        stops, lives: the process's, shared with the loops of its other queues.
         outcome_partitions: how many partitions the outcomes topic has.
         session_timeout_ms: after how long without a heartbeat the group gives this member up.
         broker_timeout_ms: how long the cluster may be away before `turn` raises.
@@ -111,14 +118,18 @@ class Worker:
         reader: GroupReader,
         output: TransactionalOutput,
         returns: Returns,
-        crew: Desk,
+        desk: Desk,
+        stops: Stops,
+        lives: LastLives,
         aside: Aside,
         outcome_partitions: int,
         session_timeout_ms: int,
         broker_timeout_ms: int,
     ) -> None:
         self._tasks = app.tasks
+        self.queue = queue
         self._name = name
+        self._doorstep = Doorstep(name, app.tasks, stops, lives, clock)
         self._topic = topology.dispatch(queue)
         self._group = topology.worker_group(queue)
         self._outcomes_topic = topology.outcomes
@@ -130,7 +141,11 @@ class Worker:
         self._reader = reader
         self._output = output
         self._returns = returns
-        self._crew = crew
+        self._desk = desk
+        self._stops = stops
+        self._stops_seen = 0
+        self._lives = lives
+        self._watch = Watch(desk, stops, clock, self)
         self._aside = aside
         self._session_timeout_ms = session_timeout_ms
         self._broker_timeout_ms = broker_timeout_ms
@@ -170,6 +185,8 @@ class Worker:
         self._poll()
         if self._returns.poll():
             self._contact_ms = self._polled_ms
+        self._stop_what_waits()
+        self._watch.look()
         if self._drain_until_ms is None:
             self._takeovers = [takeover for takeover in self._takeovers if takeover.advance()]
         crowded = self._is_crowded()
@@ -180,7 +197,7 @@ class Worker:
         if not crowded and self._is_time_to_record():
             self._collect()
             self._record()
-        self._crew.nudge()
+        self._desk.nudge()
         self._probe_cluster()
         if self._drain_until_ms is not None:
             self._go_on_draining(self._drain_until_ms)
@@ -200,7 +217,7 @@ class Worker:
 
     def close(self) -> None:
         """Leaves the group and lets go of everything. What still runs is left behind."""
-        self._crew.close()
+        self._desk.close()
         self._reader.close()
         self._returns.close()
         self._output.close()
@@ -216,22 +233,20 @@ class Worker:
             log.info("worker.assigned", partitions=sorted(partitions))
 
     def revoked(self, partitions: Sequence[int]) -> None:
-        """Gives handlers a moment to finish, records what they did, takes back claims of what never started, and lets go."""
+        """Gives handlers a moment to finish, records what they did, takes back claims of what never started, and lets go. What runs even
+        then goes on without its partition."""
         leaving = [self._holdings[p] for p in partitions if p in self._holdings]
         if not leaving:
             return  # on closing, the group says once more what was done already
         going = set(leaving)
         self._withdraw(lambda run: run.holding in going)
         deadline_ms = self._clock.steady_ms() + REVOKE_GRACE_MS
-        while self._clock.steady_ms() < deadline_ms:
-            if not self._doubt and all(h.standing is not Standing.OPEN or not h.ledger.unfinished for h in leaving):
-                break
-            self._crew.wait(_BUSY_POLL_MAX_S)
-            self._collect()
-            self._record()  # may settle a doubt, and frees room for further completions
+        self._await_ends(leaving, deadline_ms)
+        still_running = self._hand_over(leaving)
+        self._await_ends(leaving, self._clock.steady_ms() + _LAST_MOMENT_MS)
         self._release(leaving, deadline_ms + REVOKE_GRACE_MS)
         self._let_go(leaving)
-        log.info("worker.revoked", partitions=sorted(partitions), still_running=sum(len(h.ledger.unfinished) for h in leaving))
+        log.info("worker.revoked", partitions=sorted(partitions), still_running=still_running)
 
     def lost(self, partitions: Sequence[int]) -> None:
         leaving = [self._holdings[p] for p in partitions if p in self._holdings]
@@ -250,6 +265,20 @@ class Worker:
     def delayed(self, error: Exception) -> None:
         log.warning("worker.takeover_delayed", error=str(error))
 
+    # --- what the watch needs ---
+
+    def say(self, run: Run, result: str, lease_ms: int) -> None:
+        now_ms = self._clock.wall_ms()
+        self._report(run.dispatch, run.key, result, run.started_ms or now_ms, now_ms, None, 0, lease_ms, run.progress)
+
+    def give_up(self, run: Run, error: Exception) -> bool:
+        if not self._desk.abandon(run):
+            return False
+        run.fail(error)
+        run.finished_ms = self._clock.wall_ms()
+        self._conclude(run)
+        return True
+
     # --- poll ---
 
     def _poll(self) -> None:
@@ -261,7 +290,7 @@ class Worker:
             for holding in self._holdings.values():
                 holding.changed = holding.changed or holding.known
         self._polled_ms = now_ms
-        self._crew.gate_ms = 0 if self._unproven else now_ms + self._session_timeout_ms
+        self._desk.gate_ms = 0 if self._unproven else now_ms + self._session_timeout_ms
         if records:
             self._contact_ms = now_ms
             self._quiet_turns = 0
@@ -280,7 +309,7 @@ class Worker:
     def _poll_timeout_s(self) -> float:
         if self._claimable() and any(h.records for h in self._holdings.values()):
             return 0.0
-        if self._crew.finished_count:
+        if self._desk.finished_count:
             return 0.0 if self._is_time_to_record() else _BUSY_POLL_S
         if self._in_flight or self._reports or self._takeovers or self._doubt or self._starts or self._drain_until_ms is not None:
             self._quiet_turns += 1
@@ -309,28 +338,34 @@ class Worker:
 
     def _is_crowded(self) -> bool:
         """Whether throughput is what counts now: completions have piled up, or claims wait for them to make room."""
-        return self._crew.finished_count >= _RECORD_RUNS or self._in_flight >= self._window.size(self._polled_ms)
+        return self._desk.finished_count >= _RECORD_RUNS or self._occupied() >= self._window.size(self._polled_ms)
 
     def _is_time_to_record(self) -> bool:
         waited = self._clock.steady_ms() - self._recorded_ms >= _RECORD_EVERY_MS
         return waited or self._is_crowded() or bool(self._reports) or self._drain_until_ms is not None
 
     def _collect(self) -> None:
-        runs = self._crew.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
+        runs = self._desk.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
         self._window.observe(len(runs), sum(run.finished_ms - run.started_ms for run in runs), self._polled_ms)
         for run in runs:
-            if run.abandoned:
-                continue
-            self._finish(run)
-            self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error, run.retry_after_ms, run.output)
+            self._conclude(run)
         if runs:
             self._quiet_turns = 0
 
+    def _conclude(self, run: Run) -> None:
+        self._finish(run)
+        self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error, run.retry_after_ms, output=run.output)
+
     def _finish(self, run: Run) -> None:
-        self._in_flight -= 1
-        self._bytes -= run.record_bytes
+        self._dismiss(run)
         if run.holding.held:
             run.holding.finish(run.offset)
+
+    def _dismiss(self, run: Run) -> None:
+        self._in_flight -= 1
+        self._bytes -= run.record_bytes
+        if run.dispatch["terms"] is not None:
+            self._lives.leave(run.dispatch)
 
     def _report(
         self,
@@ -341,6 +376,7 @@ class Worker:
         finished_ms: int,
         error: Failure | None,
         retry_after_ms: int = 0,
+        lease_ms: int = 0,
         output: bytes | None = None,
     ) -> None:
         outcome: Outcome = {
@@ -354,10 +390,13 @@ class Worker:
             "worker": self._name,
             "error": error,
             "retry_after_ms": retry_after_ms,
-            "lease_ms": 0,
+            "lease_ms": lease_ms,
             "output": output,
         }
         self._reports.append((self._outcomes_topic, self._codec.encode_outcome(outcome), key, dispatch["timer_partition"]))
+
+    def _report_unrun(self, dispatch: Dispatch, key: bytes | None, verdict: Verdict) -> None:
+        self._report(dispatch, key, verdict.result, 0, self._clock.wall_ms(), verdict.error, verdict.retry_after_ms)
 
     # --- claims ---
 
@@ -366,7 +405,7 @@ class Worker:
             self._drain_until_ms is None
             and self._doubt is None
             and not self._unproven
-            and self._in_flight < self._window.size(self._polled_ms)
+            and self._room() > 0
             and (self._bytes < WORKER_BYTES_MAX or not self._in_flight)
         )
 
@@ -374,13 +413,19 @@ class Worker:
         holdings = [holding for holding in self._holdings.values() if holding.records and holding.standing is Standing.OPEN]
         if not holdings or not self._claimable():
             return
-        window = self._window.size(self._polled_ms)
         self._turns += 1
         first = self._turns % len(holdings)  # each partition gets its turn to be the first
         for index, holding in enumerate(holdings[first:] + holdings[:first]):
-            share = -(-(window - self._in_flight) // (len(holdings) - index))
+            share = -(-self._room() // (len(holdings) - index))
             if share > 0:
                 self._claim_of(holding, share)
+
+    def _occupied(self) -> int:
+        """What fills the window. Runs that wait for their task's own limit do not, or one task that is slow would starve all others."""
+        return self._in_flight - self._desk.held_back_count
+
+    def _room(self) -> int:
+        return min(self._window.size(self._polled_ms) - self._occupied(), WORKER_RUNS_MAX - self._in_flight)
 
     def _claim_of(self, holding: Holding, count_max: int) -> None:
         records = holding.records
@@ -390,7 +435,7 @@ class Worker:
             return  # the claim's metadata is full; it gets shorter as runs finish
         batch = [records.popleft() for _ in range(count)]
         holding.claim([record.offset() for record in batch])
-        tasks = self._tasks
+        tasks, stops = self._tasks, self._stops
         for record in batch:
             dispatch = self._decoded(record)
             size = len(record.value() or b"")
@@ -400,18 +445,21 @@ class Worker:
                 continue
             task = tasks.get(dispatch["work"]["task"])
             if task is None:
-                self._bytes -= size
-                holding.finish(record.offset())
-                self._report(dispatch, record.key(), FAILED, 0, self._clock.wall_ms(), self._unknown_task(dispatch))
+                self._turn_away(holding, record, dispatch, self._doorstep.unknown(dispatch))
                 continue
+            if dispatch["terms"] is not None or stops.count:
+                verdict = self._doorstep.known(dispatch)
+                if verdict is not None:
+                    self._turn_away(holding, record, dispatch, verdict)
+                    continue
             self._in_flight += 1
             self._starts.append(Run(holding, record.offset(), record.key(), dispatch, task, size))
 
-    def _unknown_task(self, dispatch: Dispatch) -> Failure:
-        # Not dropped: the run fails, and says why.
-        task = dispatch["work"]["task"]
-        message = f"task {task!r} is not registered in the app of worker {self._name}, which has: {', '.join(sorted(self._tasks))}"
-        return {"type": "duewheel.UnknownTask", "message": message[:ERROR_MESSAGE_CHARS_MAX], "traceback": ""}
+    def _turn_away(self, holding: Holding, record: Record, dispatch: Dispatch, verdict: Verdict) -> None:
+        """Reports what was claimed just now, and finishes it in the transaction that claims it."""
+        self._bytes -= len(record.value() or b"")
+        holding.finish(record.offset())
+        self._report_unrun(dispatch, record.key(), verdict)
 
     def _decoded(self, record: Record) -> Dispatch | None:
         """The record's dispatch; None where it cannot be one, which is reported as a dead letter."""
@@ -478,7 +526,7 @@ class Worker:
             holding.changed = False
         if changed or not self._holdings:
             self._unproven = False
-            self._crew.gate_ms = self._polled_ms + self._session_timeout_ms
+            self._desk.gate_ms = self._polled_ms + self._session_timeout_ms
         self._contact_ms = self._clock.steady_ms()
         self._backoff_ms = _BACKOFF_MS
         starts, self._starts = self._starts, []
@@ -489,7 +537,7 @@ class Worker:
         if any(not run.holding.held for run in starts):
             raise BrokenInvariant(f"{len(starts)} dispatches cannot be started: a partition of theirs is gone and they were not withdrawn")
         if starts:
-            self._crew.submit(starts)
+            self._desk.submit(starts)
 
     def _back_off(self, error: Exception) -> None:
         self._again_ms = self._clock.steady_ms() + self._backoff_ms
@@ -532,16 +580,29 @@ class Worker:
 
     # --- letting go ---
 
-    def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
-        """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
-        runs = [run for run in self._starts if unwanted(run)] + self._crew.withdraw(unwanted)
+    def _pick_out(self, unwanted: Callable[[Run], bool]) -> list[Run]:
+        """Takes back what was claimed and never started."""
+        runs = [run for run in self._starts if unwanted(run)] + self._desk.withdraw(unwanted)
         self._starts = [run for run in self._starts if not unwanted(run)]
         if self._doubt is not None:
             # Started only when the doubt is settled; whether the claim was committed or not, it can be taken back.
             runs += [run for run in self._doubt.starts if unwanted(run)]
             self._doubt = self._doubt._replace(starts=[run for run in self._doubt.starts if not unwanted(run)])
+        return runs
+
+    def _stop_what_waits(self) -> None:
+        """What was cancelled and has not started never does. What runs is asked to stop by the watch."""
+        self._stops.poll()
+        if self._stops.count != self._stops_seen:
+            self._stops_seen = self._stops.count
+            for run in self._pick_out(lambda run: self._stops.names(run.dispatch)):
+                self._finish(run)
+                self._report_unrun(run.dispatch, run.key, CANCELLED)
+
+    def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
+        """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
         by_holding: dict[Holding, list[Run]] = {}
-        for run in runs:
+        for run in self._pick_out(unwanted):
             by_holding.setdefault(run.holding, []).append(run)
         for holding, withdrawn in by_holding.items():
             kept = set(holding.unclaim([run.offset for run in withdrawn])) if holding.held else set()
@@ -549,13 +610,36 @@ class Worker:
                 if run.offset in kept:
                     self._interrupt(run)
                 else:
-                    self._in_flight -= 1
-                    self._bytes -= run.record_bytes
+                    self._dismiss(run)
 
     def _interrupt(self, run: Run) -> None:
-        run.abandoned = True  # should it finish yet, that comes too late
         self._finish(run)
         self._report(run.dispatch, run.key, _INTERRUPTED, run.started_ms, self._clock.wall_ms(), None)
+
+    def _await_ends(self, leaving: Sequence[Holding], deadline_ms: int) -> None:
+        """Waits until nothing of these partitions runs, and records what ends meanwhile."""
+        while self._clock.steady_ms() < deadline_ms:
+            if not self._doubt and all(h.standing is not Standing.OPEN or not h.ledger.unfinished for h in leaving):
+                break
+            self._desk.wait(_BUSY_POLL_MAX_S)
+            self._watch.look()
+            self._collect()
+            self._record()  # may settle a doubt, and frees room for further completions
+
+    def _hand_over(self, leaving: Sequence[Holding]) -> int:
+        """Lets runs go on without their partition; returns how many.
+
+        A claim means: whoever takes the partition over returns what was not finished. So the claim ends here, as if they were, and the
+        lease takes its place, in one transaction: from then on their owners wait for a heartbeat or an outcome, which need no partition.
+        """
+        going, handed_over = set(leaving), 0
+        for run in self._desk.running():
+            if run.holding in going:
+                self._watch.say_started(run)
+                run.holding.finish(run.offset)
+                run.holding = NOWHERE
+                handed_over += 1
+        return handed_over
 
     def _release(self, leaving: Sequence[Holding], deadline_ms: int) -> None:
         """Commits the last positions, in nobody's name."""
@@ -567,7 +651,7 @@ class Worker:
             if self._clock.steady_ms() >= deadline_ms:
                 return  # the successor will fence us by name
             if self._doubt or self._clock.steady_ms() < self._again_ms:
-                self._crew.wait(_BUSY_POLL_MAX_S)
+                self._desk.wait(_BUSY_POLL_MAX_S)
 
     def _let_go(self, leaving: Sequence[Holding]) -> None:
         for holding in leaving:
@@ -584,8 +668,8 @@ class Worker:
     def _go_on_draining(self, until_ms: int) -> None:
         now_ms = self._clock.steady_ms()
         if now_ms >= until_ms:
-            for run in self._crew.running():
-                if not run.abandoned:
+            for run in self._desk.running():
+                if self._desk.abandon(run):
                     self._interrupted += 1
                     self._interrupt(run)
             until_ms += _LAST_WORD_MS
