@@ -204,11 +204,15 @@ def test_filters_choose(topic: Topic, arguments: list[str], found: str) -> None:
 def test_the_table_is_for_people(topic: Topic) -> None:
     topic.write(died("welcome-ada", 77), refused("x"))
     lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["died", "(UTC)", "job", "token", "task", "attempts", "reason", "error"]
-    assert " ".join(lines[1].split()) == (
-        "2026-03-01 12:00:00 welcome-ada 77 mail.send @mail 5 (1 crashed) failed smtplib.SMTPDataError: no such address"
-    )
+    assert lines[0].split() == ["died", "(UTC)", "job", "task", "attempts", "died", "of"]
+    assert " ".join(lines[1].split()) == ("2026-03-01 12:00:00 welcome-ada mail.send @mail 5 smtplib.SMTPDataError: no such address")
     assert lines[2:] == ["1 dead run (mail.send 1, smtplib.SMTPDataError 1)", "1 refused records beside; see them with --refused"]
+
+
+def test_a_reason_is_shown_where_it_says_more_than_the_error(topic: Topic) -> None:
+    topic.write(died("a", 7, reason="crash_limit"), died("b", 8, reason="total_timeout", error=None), died("c", 9, error=None))
+    causes = [" ".join(line.split()[6:]) for line in run("list").stdout.splitlines()[1:4]]
+    assert causes == [f"crash_limit {ERROR['type']}: {ERROR['message']}", "total_timeout", "failed"]
 
 
 def test_where_nothing_died_the_list_says_so(topic: Topic) -> None:
@@ -285,7 +289,7 @@ def test_show_tells_everything(topic: Topic) -> None:
         "job       a\n",
         "run       token 7, generation 1, due 2026-03-01T11:59:51.007Z\n",
         "task      mail.send @mail\n",
-        "died      2026-03-01T12:00:00.007Z, failed, after 5 (1 crashed) attempts\n",
+        "died      2026-03-01T12:00:00.007Z, failed, after 5 attempts, of which 1 took the worker along\n",
         "now       open\n",
         "policy    5 attempts, waits of 1,000, 4,000 ms, then times 2, at most 60,000 ms, jitter 0.5, gives up on ValueError, "
         "run timeout 30,000 ms\n",

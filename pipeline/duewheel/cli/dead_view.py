@@ -26,6 +26,7 @@ from duewheel.cli.history_lines import json_line, moment, printable, shortened, 
 from duewheel.core.dead_runs import DeadRunSummary
 from duewheel.core.history import Entry
 from duewheel.core.model import DeadRun, Ending, Policy
+from duewheel.core.step import Reason
 
 LIST_LIMIT_DEFAULT: Final = 200  # rows for people; JSON has all of them
 ERROR_CHARS_SHOWN_MAX: Final = 100
@@ -47,17 +48,15 @@ def runs_table(runs: Sequence[DeadRunSummary], *, with_closed: bool) -> Table:
     """One row a run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("died (UTC)", no_wrap=True)
-    table.add_column("job", overflow="fold")
-    table.add_column("token", justify="right", no_wrap=True)
+    table.add_column("job", overflow="fold", min_width=12)
     table.add_column("task", overflow="fold")
-    table.add_column("attempts", justify="right")
-    table.add_column("reason", no_wrap=True)
+    table.add_column("attempts", justify="right", no_wrap=True)
     if with_closed:
         table.add_column("became", no_wrap=True)
-    table.add_column("error", overflow="fold", ratio=1)
+    table.add_column("died of", overflow="fold", min_width=20)
     for run in runs:
-        cells = [moment(run.died_ms)[:19].replace("T", " "), run.job_id, f"{run.token}", f"{run.task} @{run.queue}", _attempts(run)]
-        cells += [run.reason, *([became(run)] if with_closed else []), _error(run)]
+        cells = [moment(run.died_ms)[:19].replace("T", " "), run.job_id, f"{run.task} @{run.queue}", f"{run.attempts}"]
+        cells += [*([became(run)] if with_closed else []), _cause(run)]
         table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if run.how else "")
     return table
 
@@ -84,11 +83,14 @@ def _most_common(names: Iterator[str]) -> list[str]:
 
 
 def _attempts(run: DeadRunSummary) -> str:
-    return f"{run.attempts} ({run.crashes} crashed)" if run.crashes else f"{run.attempts}"
+    attempts = f"{run.attempts} {'attempt' if run.attempts == 1 else 'attempts'}"
+    return f"{attempts}, of which {run.crashes} took the worker along" if run.crashes else attempts
 
 
-def _error(run: DeadRunSummary) -> str:
-    return "" if run.error is None else shortened(f"{run.error}: {run.message}", ERROR_CHARS_SHOWN_MAX)
+def _cause(run: DeadRunSummary) -> str:
+    """The reason, where it says more than that the last attempt failed, and the error."""
+    error = [] if run.error is None else [f"{run.error}: {run.message}"]
+    return shortened(" ".join(error if error and run.reason == Reason.FAILED else [run.reason, *error]), ERROR_CHARS_SHOWN_MAX)
 
 
 # --- printed ---
@@ -170,7 +172,7 @@ def whole_lines(found: DeadRunSummary, run: DeadRun, others: Sequence[DeadRunSum
     yield _field("job", click.style(printable(run["job_id"]), bold=True))
     yield _field("run", f"token {run['token']}, generation {run['definition']['generation']}, due {moment(state['slot_ms'])}")
     yield _field("task", printable(f"{work['task']} @{schedule['queue']}"))
-    yield _field("died", f"{moment(run['died_ms'])}, {printable(run['reason'])}, after {_attempts(found)} attempts")
+    yield _field("died", f"{moment(run['died_ms'])}, {printable(run['reason'])}, after {_attempts(found)}")
     yield _field("now", "open" if found.how is None else f"{became(found)} at {moment(found.closed_ms or 0)}")
     for other in others:
         yield _field("also died", f"{moment(other.died_ms)}, token {other.token}, {became(other)}")
