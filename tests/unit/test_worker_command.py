@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from duewheel.cli.worker import shares_of
+from duewheel.core.errors import BadConfiguration
+
 APPS = {
     "good.py": "import duewheel\napp = duewheel.App()\nhandlers = app\nnumber = 5\n@app.task\ndef t(): pass\n",
     "empty.py": "import duewheel\napp = duewheel.App()\n",
@@ -53,6 +56,42 @@ def test_a_queue_that_cannot_be_a_topic_is_refused(tmp_path: Path) -> None:
     code, said = worker(tmp_path, "good:app", "-q", "no spaces")
     assert code == 2
     assert "queue 'no spaces' cannot be part of a topic's name; use 1 to 100 characters" in said
+
+
+def test_queues_share_a_worker_by_weight_or_in_order() -> None:
+    assert shares_of(["critical:5", "default:1"], strict=False).turns() == [0, 0, 0, 1, 0, 0]
+    assert shares_of(["mail"], strict=False).queues == ("mail",)
+    strict = shares_of(["critical", "default"], strict=True)
+    assert (strict.queues, strict.strict) == (("critical", "default"), True)
+
+
+@pytest.mark.parametrize(
+    "queues, strict, message",
+    [
+        (["mail", "mail:2"], False, "queue 'mail' is given twice; name it once, with the weight that it should have"),
+        (["mail:0"], False, "the weight of queue 'mail' is 0; it must be from 1 to 100"),
+        (["mail:101"], False, "the weight of queue 'mail' is 101; it must be from 1 to 100"),
+        (["mail:"], False, "the weight of queue 'mail' is ''; it must be a whole number from 1 to 100"),
+        (["mail:-1"], False, "the weight of queue 'mail' is '-1'; it must be a whole number"),
+        (["mail:1.5"], False, "the weight of queue 'mail' is '1.5'; it must be a whole number"),
+        (["mail:\u0664"], False, "must be a whole number"),
+        (["a:1:2"], False, "the weight of queue 'a' is '1:2'"),
+        ([":5"], False, "queue '' cannot be part of a topic's name"),
+        ([f"q{number}" for number in range(21)], False, "a worker serves 1 to 20 queues, not 21"),
+        (["a:5", "b"], True, "queue 'a' has a weight, which means nothing with --strict"),
+    ],
+)
+def test_queues_that_cannot_be_served_are_refused(queues: list[str], strict: bool, message: str) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        shares_of(queues, strict)
+    assert message in str(refused.value)
+
+
+def test_the_queues_may_stand_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUEWHEEL_QUEUE", "critical:5 default:0")
+    code, said = worker(tmp_path, "good:app")
+    assert code == 2
+    assert "the weight of queue 'default' is 0" in said
 
 
 def test_a_broker_that_is_away_is_named_and_waited_for_as_long_as_configured(tmp_path: Path) -> None:
