@@ -55,7 +55,8 @@ def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float) -
     from duewheel.adapters.system import SystemClock, new_job_id
 
     log = KafkaIntake(kafka, topology.intake, timeout_s)
-    return Client(log, SystemClock(), codec.encode_schedule, codec.encode_cancel, new_job_id)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    return Client(log, SystemClock(), *encoders, new_job_id)
 
 
 def record_codec(schema_registry: str | None, clock: Clock) -> Codec:

@@ -74,7 +74,8 @@ def rate(count: int, schedule: Callable[[], object]) -> tuple[float, float]:
 def measure(kafka: KafkaConfig) -> None:
     topology = Topology(f"enqueue-{uuid.uuid4().hex[:8]}")
     ensure(kafka, topology, {"default": 1}, partitions=4)
-    dry = Client(Nowhere(), SystemClock(), codec.encode_schedule, codec.encode_cancel, new_job_id)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    dry = Client(Nowhere(), SystemClock(), *encoders, new_job_id)
     with duewheel.connect(kafka.bootstrap_servers, prefix=topology.prefix) as client:
         client.schedule("warm")
         for name, count, schedule in (

@@ -24,8 +24,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from duewheel.client.bulk import Bulk, JobFailed, Scheduled
-from duewheel.client.commands import Job, cancel_command, schedule_command
-from duewheel.core.model import Cancel, Schedule
+from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.core.model import Cancel, Drop, Redrive, Schedule
+from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.ports import Clock, IntakeLog, Receipt
 
@@ -53,7 +54,7 @@ class Client:
     Args:
         log: where commands go.
         clock: what "now" is.
-        encode_schedule, encode_cancel: make a command's bytes.
+        encode_schedule, encode_cancel, encode_redrive, encode_drop: make a command's bytes.
         new_id: makes a job id, given the time in milliseconds.
     """
 
@@ -63,12 +64,16 @@ class Client:
         clock: Clock,
         encode_schedule: Callable[[Schedule], bytes],
         encode_cancel: Callable[[Cancel], bytes],
+        encode_redrive: Callable[[Redrive], bytes],
+        encode_drop: Callable[[Drop], bytes],
         new_id: Callable[[int], str],
     ) -> None:
         self._log = log
         self._clock = clock
         self._encode_schedule = encode_schedule
         self._encode_cancel = encode_cancel
+        self._encode_redrive = encode_redrive
+        self._encode_drop = encode_drop
         self._new_id = new_id
 
     def schedule(
@@ -83,6 +88,11 @@ class Client:
         headers: Mapping[str, str] | None = None,
         on_conflict: Literal["ignore", "replace"] = "ignore",
         retention: timedelta | float | None = None,
+        expires_at: datetime | int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | float | None = None,
+        total_timeout: timedelta | float | None = None,
+        crash_limit: int | None = None,
     ) -> JobHandle:
         """Schedules one job, and returns when it is durable. The arguments are those of `Job`.
 
@@ -92,7 +102,8 @@ class Client:
                 with the same `job_id` is safe; with "replace" it may define the job, and run it, once more.
             TopicMissing, EnvironmentFailure: it could not be stored.
         """
-        job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention)
+        limits = (expires_at, retry, timeout, total_timeout, crash_limit)
+        job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention, *limits)
         command = schedule_command(job, self._clock.wall_ms(), self._new_id)
         receipt = self._log.append(command["job_id"].encode(), self._encode_schedule(command))
         return JobHandle(command["job_id"], command["due_ms"], receipt.partition, receipt.offset)
@@ -133,6 +144,42 @@ class Client:
         command = cancel_command(job_id, self._clock.wall_ms())
         return self._log.append(job_id.encode(), self._encode_cancel(command))
 
+    def redrive(self, job_id: str, token: int) -> Receipt:
+        """Asks for a dead run to be run again, with fresh attempts, and returns when the request is durable.
+
+        Only a run that is dead with this very token is touched, so that the same call again, or anybody else's, redrives it once.
+
+        Args:
+            token: with which it died, as `duewheel dead list` says.
+
+        Raises: as `schedule`; after BrokerUnavailable the same call is safe.
+        """
+        key, value = self._redrive((job_id, token))
+        return self._log.append(key.encode(), value)
+
+    def redrive_many(self, runs: Iterable[tuple[str, int]], *, on_progress: Callable[[int], None] | None = None) -> int:
+        """Redrives many dead runs, each given as job id and token, and returns how many requests are durable: all.
+
+        Args:
+            runs: read as they are sent.
+            on_progress: as in `schedule_many`.
+
+        Raises: as `schedule_many` without `on_failure`; the same call is safe again.
+        """
+        return Bulk(self._log, self._redrive, None, on_progress, "redrive").run(runs).acknowledged
+
+    def drop(self, job_id: str, token: int) -> Receipt:
+        """Asks for a dead run to be forgotten, so that its job id may be used anew, and returns when the request is durable.
+
+        The arguments and errors are those of `redrive`.
+        """
+        key, value = self._drop((job_id, token))
+        return self._log.append(key.encode(), value)
+
+    def drop_many(self, runs: Iterable[tuple[str, int]], *, on_progress: Callable[[int], None] | None = None) -> int:
+        """Drops many dead runs; as `redrive_many`."""
+        return Bulk(self._log, self._drop, None, on_progress, "drop").run(runs).acknowledged
+
     def close(self) -> None:
         """Lets go of the connections, after calls in other threads have ended; bounded by the timeout. Closing twice is fine."""
         self._log.close()
@@ -146,3 +193,11 @@ class Client:
     def _command(self, job: Job) -> tuple[str, bytes]:
         command = schedule_command(job, self._clock.wall_ms(), self._new_id)
         return command["job_id"], self._encode_schedule(command)
+
+    def _redrive(self, run: tuple[str, int]) -> tuple[str, bytes]:
+        command = redrive_command(*run, self._clock.wall_ms())
+        return command["job_id"], self._encode_redrive(command)
+
+    def _drop(self, run: tuple[str, int]) -> tuple[str, bytes]:
+        command = drop_command(*run, self._clock.wall_ms())
+        return command["job_id"], self._encode_drop(command)

@@ -19,10 +19,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
-from duewheel.core.commands import check_cancel, check_schedule
+from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
-from duewheel.core.model import Cancel, OnConflict, Schedule
+from duewheel.core.model import Cancel, Drop, Limits, OnConflict, Policy, Redrive, Schedule
+from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 
 JSON: Final = "application/json"
@@ -35,6 +36,7 @@ _NUMBER: Final = (int, float)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
+_UNSAID: Final = RetryPolicy()
 _ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
 
 
@@ -52,6 +54,13 @@ class Job(NamedTuple):
         headers: strings that travel with the job, for its handler alone.
         on_conflict: where the id is known already: `ignore` this job, or `replace` that one.
         retention: how long a finished job stays known, and its id deduplicates: a timedelta, or seconds. A day by default.
+        expires_at: no attempt starts at this time or later, given as `at` is; a job that none was started of by then ends as expired.
+            Never by default.
+        retry: when failed attempts are tried again; what it says wins over the task's own policy.
+        timeout: how long one attempt may take: a timedelta, or seconds. As the task says by default.
+        total_timeout: how long all attempts together may take, from when the first one is handed out: a timedelta, or seconds. For ever
+            by default.
+        crash_limit: how many attempts may end because their worker vanished; with the last of them the run is dead. 3 by default.
     """
 
     task: str
@@ -63,6 +72,11 @@ class Job(NamedTuple):
     headers: Mapping[str, str] | None = None
     on_conflict: Literal["ignore", "replace"] = "ignore"
     retention: timedelta | float | None = None
+    expires_at: datetime | int | None = None
+    retry: RetryPolicy | None = None
+    timeout: timedelta | float | None = None
+    total_timeout: timedelta | float | None = None
+    crash_limit: int | None = None
 
 
 def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Schedule:
@@ -83,7 +97,14 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Sch
         "on_conflict": _on_conflict(job.on_conflict),
         "retention_ms": RETENTION_MS_DEFAULT if job.retention is None else _span_ms(job.retention, "retention", Reason.BAD_RETENTION),
         "queue": job.queue,
-        "work": {"task": job.task, "content_type": content_type, "payload": payload, "headers": _headers(job.headers)},
+        "limits": _limits(job),
+        "work": {
+            "task": job.task,
+            "content_type": content_type,
+            "payload": payload,
+            "headers": _headers(job.headers),
+            "policy": None if job.retry is None and job.timeout is None else _policy(job),
+        },
     }
     check_schedule(command)
     return command
@@ -100,6 +121,71 @@ def cancel_command(job_id: str, now_ms: int) -> Cancel:
     return command
 
 
+def redrive_command(job_id: str, token: int, now_ms: int) -> Redrive:
+    """The command that asks for the run that died with `token` to be run again.
+
+    Raises:
+        RejectedJob: no job can have this id, or no attempt this token.
+    """
+    command: Redrive = {"job_id": job_id, "token": token, "created_ms": now_ms}
+    check_redrive(command)
+    return command
+
+
+def drop_command(job_id: str, token: int, now_ms: int) -> Drop:
+    """The command that asks for the run that died with `token` to be forgotten.
+
+    Raises:
+        RejectedJob: no job can have this id, or no attempt this token.
+    """
+    command: Drop = {"job_id": job_id, "token": token, "created_ms": now_ms}
+    check_drop(command)
+    return command
+
+
+# --- what few jobs have ---
+
+
+def _limits(job: Job) -> Limits | None:
+    expires_at, total_timeout, crash_limit = job.expires_at, job.total_timeout, job.crash_limit
+    if expires_at is None and total_timeout is None and crash_limit is None:
+        return None
+    # In the record 0 is what was not said; what a caller says is never that.
+    if expires_at == 0 or crash_limit == 0:
+        raise RejectedJob(
+            Reason.BAD_LIMITS, f"expires_at={expires_at!r}, crash_limit={crash_limit!r}: 0 is none; leave out what is not to be limited"
+        )
+    return {
+        "expires_ms": 0 if expires_at is None else _expires_ms(expires_at),
+        "total_timeout_ms": 0 if total_timeout is None else _timeout_ms(total_timeout, "total_timeout", Reason.BAD_LIMITS),
+        "crashes_max": 0 if crash_limit is None else crash_limit,
+    }
+
+
+def _policy(job: Job) -> Policy:
+    policy = _UNSAID if job.retry is None else job.retry
+    if not isinstance(policy, RetryPolicy):
+        raise RejectedJob(Reason.BAD_POLICY, f"retry={_short(policy)} is no RetryPolicy; give one, such as RetryPolicy(attempts=3)")
+    return policy.to_record(0 if job.timeout is None else _timeout_ms(job.timeout, "timeout", Reason.BAD_POLICY))
+
+
+def _timeout_ms(span: timedelta | float, name: str, reason: Reason) -> int:
+    timeout_ms = _span_ms(span, name, reason)
+    if timeout_ms == 0:  # in the record it would mean none
+        raise RejectedJob(reason, f"{name}={span!r} leaves no time at all; give a timedelta, or seconds, above 0")
+    return timeout_ms
+
+
+def _expires_ms(at: datetime | int) -> int:
+    """Rounded down, unlike all other times: what expires must not start a fraction of a millisecond too late either."""
+    if isinstance(at, datetime):
+        return _since_epoch(at, "expires_at", Reason.BAD_LIMITS) // _MILLISECOND
+    return _whole_ms(at, "expires_at", Reason.BAD_LIMITS)
+
+
+# --- times ---
+
+
 def _due_ms(at: datetime | int | None, delay: timedelta | float | None, now_ms: int) -> int:
     if delay is not None:
         if at is not None:
@@ -110,22 +196,26 @@ def _due_ms(at: datetime | int | None, delay: timedelta | float | None, now_ms: 
     if at is None:
         return now_ms
     if isinstance(at, datetime):
-        return _instant_ms(at)
+        return _ceil_ms(_since_epoch(at, "at", Reason.BAD_DUE))
+    return _whole_ms(at, "at", Reason.BAD_DUE)
+
+
+def _whole_ms(at: object, name: str, reason: Reason) -> int:
     if isinstance(at, int) and not isinstance(at, bool):
         return at
     raise RejectedJob(
-        Reason.BAD_DUE, f"at={at!r} is a {type(at).__name__}; give a datetime with a time zone, or milliseconds since the epoch as an int"
+        reason, f"{name}={at!r} is a {type(at).__name__}; give a datetime with a time zone, or milliseconds since the epoch as an int"
     )
 
 
-def _instant_ms(at: datetime) -> int:
+def _since_epoch(at: datetime, name: str, reason: Reason) -> timedelta:
     if at.utcoffset() is None:
         raise RejectedJob(
-            Reason.BAD_DUE,
-            f"at={at.isoformat()} has no time zone, so that it names another instant on every machine; "
-            "add the one that is meant: at.replace(tzinfo=UTC), or ZoneInfo('Europe/Berlin')",
+            reason,
+            f"{name}={at.isoformat()} has no time zone, so that it names another instant on every machine; "
+            f"add the one that is meant: {name}.replace(tzinfo=UTC), or ZoneInfo('Europe/Berlin')",
         )
-    return _ceil_ms(at - _EPOCH)
+    return at - _EPOCH
 
 
 def _ceil_ms(span: timedelta) -> int:

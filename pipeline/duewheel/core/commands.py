@@ -15,25 +15,39 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from math import copysign
 from typing import Any, Final, NoReturn
 
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import (
+    ATTEMPTS_MAX,
+    CRASHES_MAX,
     DUE_MS_MAX,
     DUE_MS_MIN,
+    ERROR_TYPE_CHARS_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_COUNT_MAX,
     JOB_ID_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     RETENTION_MS_MAX,
+    RETRY_CLASSES_BYTES_MAX,
+    RETRY_CLASSES_MAX,
+    RETRY_DELAY_MS_MAX,
+    RETRY_DELAYS_MAX,
+    RETRY_FACTOR_MAX,
+    RUN_TIMEOUT_MS_MAX,
     TASK_BYTES_MAX,
+    TOTAL_TIMEOUT_MS_MAX,
 )
-from duewheel.core.model import Cancel, OnConflict, Schedule
+from duewheel.core.model import Cancel, Drop, Limits, OnConflict, Policy, Redrive, Schedule
 from duewheel.core.topology import queue_fault
 
 CONTENT_TYPES: Final = frozenset({"application/json", "application/octet-stream"})
+TOKEN_MAX: Final = 2**63 - 1
 
 _ON_CONFLICT: Final = frozenset(OnConflict)
+_LIMITS: Final = frozenset(Limits.__annotations__)
+_POLICY: Final = frozenset(Policy.__annotations__)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # How many different names of tasks and queues are remembered as good. An installation has dozens.
 _NAMES_CACHED_MAX: Final = 1_024
@@ -50,7 +64,7 @@ def check_schedule(record: Schedule) -> None:
     """
     try:
         job_id, due_ms, work = record["job_id"], record["due_ms"], record["work"]
-        payload, headers = work["payload"], work["headers"]
+        payload, headers, limits, policy = work["payload"], work["headers"], record["limits"], work["policy"]
         if (
             job_id.isascii()
             and job_id.isprintable()
@@ -67,6 +81,8 @@ def check_schedule(record: Schedule) -> None:
             and record["on_conflict"] in _ON_CONFLICT
             and type(headers) is dict
             and (not headers or _are_plain(headers))
+            and (limits is None or _holds(_check_limits, limits, due_ms))
+            and (policy is None or _holds(_check_policy, policy))
         ):
             return
     except (AttributeError, TypeError):
@@ -76,11 +92,13 @@ def check_schedule(record: Schedule) -> None:
     _check_on_conflict(record["on_conflict"])
     _check_retention(record["retention_ms"])
     _check_queue(record["queue"])
+    _check_limits(record["limits"], record["due_ms"])
     work = record["work"]
     _check_task(work["task"])
     _check_content_type(work["content_type"])
     _check_payload(work["payload"])
     _check_headers(work["headers"])
+    _check_policy(work["policy"])
 
 
 def check_cancel(record: Cancel) -> None:
@@ -90,6 +108,26 @@ def check_cancel(record: Cancel) -> None:
         RejectedJob: with the reason.
     """
     _check_job_id(record["job_id"])
+
+
+def check_redrive(record: Redrive) -> None:
+    """Refuses a redrive that can concern no dead run.
+
+    Raises:
+        RejectedJob: with the reason.
+    """
+    _check_job_id(record["job_id"])
+    _check_token(record["token"])
+
+
+def check_drop(record: Drop) -> None:
+    """Refuses a drop that can concern no dead run.
+
+    Raises:
+        RejectedJob: with the reason.
+    """
+    _check_job_id(record["job_id"])
+    _check_token(record["token"])
 
 
 # --- the rules ---
@@ -195,12 +233,104 @@ def _check_headers(headers: object) -> None:
         )
 
 
+def _check_token(token: object) -> None:
+    if type(token) is not int or not 1 <= token <= TOKEN_MAX:
+        _refuse(
+            Reason.BAD_TOKEN,
+            f"the token {_show(token)} is none; give that of the attempt the run died with, an int from 1: duewheel dead list says it",
+        )
+
+
+# --- the rules for limits and policies, of which most jobs have none ---
+
+
+def _check_limits(limits: object, due_ms: int) -> None:
+    if limits is None:
+        return
+    if not isinstance(limits, Mapping) or limits.keys() != _LIMITS:
+        _refuse(Reason.BAD_LIMITS, f"the limits {_show(limits)} are no record of {', '.join(sorted(_LIMITS))}; give these, or None")
+    _check_number(Reason.BAD_LIMITS, "crashes_max", limits["crashes_max"], CRASHES_MAX, "0 is the default")
+    _check_number(Reason.BAD_LIMITS, "total_timeout_ms", limits["total_timeout_ms"], TOTAL_TIMEOUT_MS_MAX, "0 is for ever")
+    expires_ms = limits["expires_ms"]
+    if type(expires_ms) is int and expires_ms != 0 and not DUE_MS_MIN <= expires_ms <= DUE_MS_MAX:
+        limit = f"neither 0, for never, nor from {_instant(DUE_MS_MIN)} to {_instant(DUE_MS_MAX)}"
+        _refuse(Reason.BAD_LIMITS, f"expires_ms {_show(expires_ms)} is {_instant(expires_ms)}, {limit}; {_remedy(expires_ms)}")
+    _check_number(Reason.BAD_LIMITS, "expires_ms", expires_ms, DUE_MS_MAX, "0 is never")
+    if 0 < expires_ms <= due_ms:
+        _refuse(
+            Reason.BAD_LIMITS,
+            f"expires_ms {expires_ms}, {_instant(expires_ms)}, is not after due_ms {due_ms}, {_instant(due_ms)}; so the job would never "
+            "start: give a later time, or 0 for never",
+        )
+
+
+def _check_policy(policy: object) -> None:
+    if policy is None:
+        return
+    if not isinstance(policy, Mapping) or policy.keys() != _POLICY:
+        _refuse(Reason.BAD_POLICY, f"the policy {_show(policy)} is no record of {', '.join(sorted(_POLICY))}; give these, or None")
+    _check_number(Reason.BAD_POLICY, "attempts_max", policy["attempts_max"], ATTEMPTS_MAX, "0 is as the task says")
+    _check_number(Reason.BAD_POLICY, "run_timeout_ms", policy["run_timeout_ms"], RUN_TIMEOUT_MS_MAX, "0 is as the task says")
+    _check_number(Reason.BAD_POLICY, "delay_ms_max", policy["delay_ms_max"], RETRY_DELAY_MS_MAX, "0 is the default")
+    _check_waits(policy["delays_ms"], policy["factor"], policy["jitter"])
+    if policy["give_up_on"] or policy["retry_on"]:
+        size = _check_classes("give_up_on", policy["give_up_on"]) + _check_classes("retry_on", policy["retry_on"])
+        if size > RETRY_CLASSES_BYTES_MAX:
+            _refuse(
+                Reason.BAD_POLICY,
+                f"give_up_on and retry_on have {size:,} bytes in UTF-8, at most {RETRY_CLASSES_BYTES_MAX:,} are allowed together; "
+                "name base classes",
+            )
+
+
+def _check_waits(delays_ms: object, factor: object, jitter: object) -> None:
+    waits = _list("delays_ms", delays_ms, RETRY_DELAYS_MAX, "the last one holds for all further attempts")
+    for delay_ms in waits:
+        _check_number(Reason.BAD_POLICY, "a wait in delays_ms", delay_ms, RETRY_DELAY_MS_MAX, "which is 30 days")
+    _check_double("factor", factor, 1.0, RETRY_FACTOR_MAX)
+    _check_double("jitter", jitter, 0.0, 1.0)
+    if not waits and (factor != 1.0 or jitter != 0.0):
+        _refuse(
+            Reason.BAD_POLICY,
+            f"delays_ms is empty, so that factor {factor} and jitter {jitter} belong to no wait; give the waits too, or 1.0 and 0.0",
+        )
+
+
+def _check_classes(name: str, classes: object) -> int:
+    """Checks names of error classes, and returns how many bytes they have."""
+    names = _list(name, classes, RETRY_CLASSES_MAX, "name base classes")
+    for kind in names:
+        _check_name(f"error class in {name}", kind, ERROR_TYPE_CHARS_MAX, Reason.BAD_POLICY)
+    return sum(len(kind.encode()) for kind in names)
+
+
+def _list(name: str, items: object, count_max: int, remedy: str) -> list[Any]:
+    if not isinstance(items, list):
+        _refuse(Reason.BAD_POLICY, f"{name} is of type {type(items).__name__}; give a list")
+    if len(items) > count_max:
+        _refuse(Reason.BAD_POLICY, f"{name} has {len(items):,} items, at most {count_max} are allowed; {remedy}")
+    return items
+
+
+def _check_number(reason: Reason, name: str, number: object, most: int, meaning: str) -> None:
+    if type(number) is not int:
+        _refuse(reason, f"{name} {_show(number)} is of type {type(number).__name__}; give an int")
+    if not 0 <= number <= most:
+        _refuse(reason, f"{name} {_show(number)} is outside 0 to {most}; {meaning}")
+
+
+def _check_double(name: str, number: object, least: float, most: float) -> None:
+    # No comparison holds for NaN, and a zero with a sign is not the canonical zero.
+    if type(number) is not float or not least <= number <= most or (number == 0.0 and copysign(1.0, number) < 0.0):
+        _refuse(Reason.BAD_POLICY, f"{name} {_show(number)} of type {type(number).__name__} is no float from {least} to {most}; give one")
+
+
 # --- shortcuts, and words ---
 
 
-def _holds(rule: Callable[[Any], None], value: object) -> bool:
+def _holds(rule: Callable[..., None], *values: object) -> bool:
     try:
-        rule(value)
+        rule(*values)
     except RejectedJob:
         return False
     return True

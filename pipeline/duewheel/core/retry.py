@@ -24,6 +24,7 @@ A verdict costs about 3 µs, and only failures pay it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,6 +61,7 @@ RETRY_NAME: Final = "duewheel.Retry"
 """What a handler raises to be tried again, whatever the policy says of error classes."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and what UTF-8 cannot say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
@@ -302,7 +304,7 @@ def _items(values: Iterable[Item], thing: str) -> tuple[Item, ...]:
 def _number(number: float, thing: str, least: float, most: float) -> float:
     if type(number) not in (int, float) or not (isfinite(number) and least <= number <= most):
         _refuse(thing, repr(number)[:100], f"a number from {least:g} to {most:g}")
-    return float(number)
+    return float(number) + 0.0  # a zero with a sign becomes one without, as the record wants it
 
 
 def _span_ms(span: Span, thing: str, least_ms: int = 0) -> int:
@@ -329,10 +331,10 @@ def _class_names(classes: Iterable[ErrorClass], thing: str) -> tuple[str, ...]:
 
 def _class_name(kind: object, thing: str) -> str:
     name = qualified_name(kind) if isinstance(kind, type) and issubclass(kind, BaseException) else kind
-    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= ERROR_TYPE_CHARS_MAX:
-        allowed = f"error classes, or their qualified names as billing.errors.Declined, of at most {ERROR_TYPE_CHARS_MAX} characters"
+    if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= ERROR_TYPE_CHARS_MAX or _UNFIT.search(name):
+        allowed = f"error classes, or their qualified names as billing.errors.Declined, of at most {ERROR_TYPE_CHARS_MAX} bytes in UTF-8"
         _refuse(thing, repr(kind)[:100], allowed)
-    return str(name)
+    return name
 
 
 DEFAULT: Final = RetryPolicy.exponential()
