@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, ERROR_TRACEBACK_CHARS_MAX
 from duewheel.core.model import Dispatch
-from duewheel.worker.app import App
+from duewheel.worker.app import App, Context, Task
 from duewheel.worker.crew import Crew, Desk
+from duewheel.worker.executors import leftovers
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
@@ -24,7 +26,7 @@ from duewheel.worker.verdicts import failure_of
 class Clock:
     """Time that the test sets."""
 
-    now_ms = 0
+    now_ms = 1  # 0 stands for never
 
     def wall_ms(self) -> int:
         return self.now_ms
@@ -39,6 +41,10 @@ HOLDING = Holding("t", 0, "w")
 def run(handler: Callable[..., Any], offset: int = 0) -> Run:
     app = App()
     app.task(name="t")(handler)
+    return run_of(app.tasks["t"], offset)
+
+
+def run_of(task: Task, offset: int = 0) -> Run:
     dispatch: Dispatch = {
         "token": offset,
         "job_id": f"j{offset}",
@@ -50,7 +56,7 @@ def run(handler: Callable[..., Any], offset: int = 0) -> Run:
         "terms": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None},
     }
-    return Run(HOLDING, offset, b"k", dispatch, app.tasks["t"], 1)
+    return Run(HOLDING, offset, b"k", dispatch, task, 1)
 
 
 @pytest.fixture
@@ -169,6 +175,252 @@ def test_context_variables_do_not_leak_from_one_run_into_the_next(desk: Desk) ->
     desk.submit([run(plain) for _ in range(5)] + [run(coroutine) for _ in range(5)])
     finished(desk, 10)
     assert seen == ["nobody"] * 10
+
+
+def until(desk: Desk, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        desk.wait(0.001)
+        desk.nudge()
+        assert time.monotonic() < deadline
+
+
+class Stuck:
+    """Handlers that do not end before the test lets them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.free = threading.Event()
+        self.inside = 0
+
+    def run(self, offset: int) -> Run:
+        return run(self.plain if self.kind == "plain" else self.coroutine, offset)
+
+    def plain(self) -> None:
+        self.inside += 1
+        self.free.wait(10)
+        self.inside -= 1
+
+    async def coroutine(self) -> None:
+        self.inside += 1
+        while not self.free.is_set():
+            try:
+                await asyncio.sleep(0.001)
+            except asyncio.CancelledError:
+                pass  # as broken code does
+        self.inside -= 1
+
+
+KINDS = pytest.mark.parametrize("kind", ["plain", "coroutine"])
+
+
+@KINDS
+def test_W12_a_handler_that_cannot_be_ended_gives_its_slot_to_another(desk: Desk, kind: str) -> None:
+    stuck = Stuck(kind)
+    threads = threading.active_count()
+    for first in range(0, 10, 2):
+        runs = [stuck.run(first), stuck.run(first + 1)]
+        desk.submit(runs)
+        until(desk, lambda: stuck.inside == first + 2)  # noqa: B023
+        assert set(desk.running()) == set(runs)
+        assert [desk.abandon(each) for each in runs] == [True, True]
+        assert [desk.abandon(each) for each in runs] == [False, False]
+        assert all(each.abandoned for each in runs)
+        assert desk.running() == []
+    desk.submit([run(lambda: None)])
+    assert finished(desk, 1)[0].result == "SUCCEEDED"
+    stuck.free.set()
+    until(desk, lambda: stuck.inside == 0)
+    until(desk, lambda: threading.active_count() <= threads + 3)  # two slots, or a loop; those left behind have ended
+    assert desk.finished_count == 0
+
+
+@KINDS
+def test_W12_of_handlers_left_behind_there_are_not_more_than_the_limit(desk: Desk, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "STUCK_HANDLERS_MAX", 3)
+    stuck = Stuck(kind)
+    with capture_logs() as logs:
+        for first in (0, 2):
+            runs = [stuck.run(first), stuck.run(first + 1)]
+            desk.submit(runs)
+            until(desk, lambda: stuck.inside == first + 2)  # noqa: B023
+            assert all(desk.abandon(each) for each in runs)
+    assert {"event": "worker.slot_occupied", "log_level": "error", "task": "t", "left_behind": 3, "occupied": 1} in logs
+    # Of two slots one is occupied, so that these run one by one.
+    more = Stuck(kind)
+    desk.submit([more.run(10), more.run(11)])
+    until(desk, lambda: more.inside == 1)
+    for _ in range(20):
+        desk.wait(0.001)
+        desk.nudge()
+    assert more.inside == 1
+    stuck.free.set()
+    until(desk, lambda: more.inside == 2)  # the occupied slot is free again
+    more.free.set()
+    assert sorted(each.offset for each in finished(desk, 2)) == [10, 11]
+    assert desk.finished_count == 0
+
+
+def test_a_run_that_ends_while_it_is_given_up_ends_once(desk: Desk) -> None:
+    """Whoever wins: either it is finished, or it was given up."""
+    given_up = set()
+    runs = [run(lambda: None, n) for n in range(2_000)]
+    done = []
+    for each in runs:
+        desk.submit([each])
+        for running in desk.running():
+            if desk.abandon(running):
+                given_up.add(running)
+        done += desk.take(100)
+    done += finished(desk, len(runs) - len(given_up) - len(done))
+    assert not given_up & set(done)
+    assert len(given_up) + len(set(done)) == len(done) + len(given_up) == len(runs)
+    assert {each.result for each in done} == {"SUCCEEDED"}
+
+
+def test_cancelling_reaches_the_handler_that_runs(desk: Desk) -> None:
+    started = threading.Semaphore(0)
+
+    def plain(context: Context) -> None:
+        started.release()
+        while True:
+            context.raise_if_cancelled()
+            time.sleep(0.001)
+
+    async def coroutine() -> None:
+        started.release()
+        await asyncio.Event().wait()
+
+    runs = [run(plain), run(coroutine)]
+    desk.submit(runs)
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    for each in runs:
+        desk.cancel(each)
+    assert {each.result for each in finished(desk, 2)} == {"CANCELLED"}
+
+
+def test_a_coroutine_that_is_cancelled_before_its_first_step_ends_all_the_same(desk: Desk) -> None:
+    entered = threading.Event()
+    release = threading.Event()
+
+    async def block() -> None:
+        entered.set()
+        release.wait(10)  # the whole loop
+
+    async def never() -> None:
+        raise AssertionError
+
+    first, second, third = run(block, 0), run(never, 1), run(never, 2)
+    desk.submit([first, second])
+    assert entered.wait(10)
+    desk.cancel(second)
+    release.set()
+    assert {each.offset: each.result for each in finished(desk, 2)} == {0: "SUCCEEDED", 1: "CANCELLED"}
+    entered.clear()
+    release.clear()
+    desk.submit([run(block, 3), third])
+    assert entered.wait(10)
+    until(desk, lambda: third in desk.running() or desk.withdraw(lambda each: each is third))
+    release.set()
+    if third in desk.running():
+        desk.abandon(third)
+    assert [each.offset for each in finished(desk, 1)] == [3]
+
+
+# --- limits of tasks ---
+
+
+def limited(handler: Callable[..., Any], concurrency: int) -> Task:
+    app = App()
+    app.task(name="t", concurrency=concurrency)(handler)
+    return app.tasks["t"]
+
+
+@KINDS
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_tasks_own_limit_holds_and_costs_no_thread(clock: Clock, kind: str, limit: int) -> None:
+    crew = Crew(8, clock, None, Shares({"q": 1}))
+    desk = crew.desk("q")
+    desk.gate_ms = 1_000
+    stuck = Stuck(kind)
+    task = limited(stuck.plain if kind == "plain" else stuck.coroutine, limit)
+    desk.submit([run_of(task, n) for n in range(20)])
+    until(desk, lambda: stuck.inside == limit and desk.held_back_count == 20 - limit)
+    desk.submit([run(lambda: None, 100 + n) for n in range(50)])
+    assert [each.offset for each in finished(desk, 50)] == list(range(100, 150))  # nothing stands in their way
+    assert len(desk.running()) == limit
+    assert sorted(each.offset for each in desk.withdraw(lambda each: each.offset >= 15)) == [15, 16, 17, 18, 19]
+    assert desk.held_back_count == 15 - limit
+    stuck.free.set()
+    assert sorted(each.offset for each in finished(desk, 15)) == list(range(15))
+    assert desk.held_back_count == 0
+    crew.close()
+
+
+def test_runs_of_a_limited_task_start_in_order_and_never_too_many(clock: Clock) -> None:
+    crew = Crew(6, clock, None, Shares({"a": 1, "b": 1}))
+    started: list[tuple[str, str]] = []
+    inside = most = 0
+
+    def handler(context: Context) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        started.append((context.queue, context.job_id))
+        inside -= 1
+
+    task = limited(handler, 1)
+    desks = [crew.desk("a"), crew.desk("b")]
+    for desk in desks:
+        desk.gate_ms = 1_000
+        desk.submit([run_of(task, n) for n in range(500)])
+    for desk in desks:
+        finished(desk, 500)
+    assert most == 1
+    for queue in ("a", "b"):
+        assert [job_id for of, job_id in started if of == queue] == [f"j{n}" for n in range(500)]
+    crew.close()
+
+
+@KINDS
+def test_a_run_that_is_given_up_frees_its_tasks_limit(desk: Desk, kind: str) -> None:
+    stuck = Stuck(kind)
+    task = limited(stuck.plain if kind == "plain" else stuck.coroutine, 1)
+    first, second = run_of(task, 0), run_of(task, 1)
+    desk.submit([first, second])
+    until(desk, lambda: desk.running() == [first] and stuck.inside == 1)
+    assert desk.abandon(first)
+    until(desk, lambda: desk.running() == [second] and stuck.inside == 2)
+    stuck.free.set()
+    assert finished(desk, 1) == [second]
+
+
+# --- heartbeats ---
+
+
+@KINDS
+def test_heartbeats_are_noted(desk: Desk, clock: Clock, kind: str) -> None:
+    go_on = threading.Event()
+
+    def plain(context: Context) -> None:
+        context.heartbeat({"done": 3})
+        context.heartbeat()
+        go_on.wait(10)
+
+    async def coroutine(context: Context) -> None:
+        context.heartbeat({"done": 3})
+        context.heartbeat()
+        while not go_on.is_set():
+            await asyncio.sleep(0.001)
+
+    clock.now_ms = 77
+    beating = run(plain if kind == "plain" else coroutine)
+    desk.submit([beating])
+    until(desk, lambda: beating.beat_ms)
+    assert (beating.progress, beating.beat_ms, beating.started_steady_ms) == (b'{"done":3}', 77, 77)
+    go_on.set()
+    finished(desk, 1)
 
 
 class Unprintable(Exception):

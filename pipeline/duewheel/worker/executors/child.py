@@ -7,8 +7,9 @@ plain values, and each trusts the other, since it is the same program:
 
     parent says                                          child says
     ("path", sys.path)           first of all            ("ready",) or ("unfit", text)   the app is imported, or cannot be
-    ("run", dispatch, queue)                             ("beat", token, progress)       at most every 50 ms
-    ("cancel", token)            while it runs           ("done", verdict)
+    ("run", dispatch, queue)                             ("began", token)
+    ("cancel", token)            while it runs           ("beat", token, progress)       at most every 50 ms
+                                                         ("done", verdict)
 
 Two threads share the work: the main thread runs handlers, as libraries that want signals expect, and the watcher listens. When the parent
 is gone, the socket is at its end: a child that runs something ends at once, since nobody wants the outcome and another worker will get the
@@ -127,7 +128,7 @@ class Child:
         self._parent = parent
         self._wire = _Wire(connection)
         self._beats = _Beats(self._wire)
-        self._runs: queue.SimpleQueue[tuple[Dispatch, str] | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[tuple[Dispatch, str, _Attempt] | None] = queue.SimpleQueue()
         self._attempt: _Attempt | None = None
         self._busy = True  # with importing the app
 
@@ -142,16 +143,15 @@ class Child:
         self._wire.send("ready")
         self._busy = False
         while (received := self._runs.get()) is not None:
-            self._wire.send("done", self._perform(app, *received))
-            self._attempt = None
-            self._busy = False
+            self._wire.send("began", received[0]["token"])
+            verdict = self._perform(app, *received)
+            self._attempt, self._busy = None, False  # first, since the answer brings the next run
+            self._wire.send("done", verdict)
 
-    def _perform(self, app: App, dispatch: Dispatch, queue_name: str) -> Verdict:
+    def _perform(self, app: App, dispatch: Dispatch, queue_name: str, attempt: _Attempt) -> Verdict:
         task = app.tasks.get(dispatch["work"]["task"])
         if task is None:
             return on_error(UnknownTask(f"the worker's child process has no task {dispatch['work']['task']!r}"), DEFAULT, dispatch)
-        attempt = self._attempt
-        assert attempt is not None
         try:
             value = contextvars.Context().run(attempt.call, task, Context(dispatch, queue_name, attempt))
             return on_value(value, task.keeps_result)
@@ -177,8 +177,8 @@ class Child:
         if kind == "run":
             dispatch, queue_name = of
             # Here and not in the main thread, so that a cancel that follows finds what it is for.
-            self._busy, self._attempt = True, _Attempt(dispatch["token"], self._beats)
-            self._runs.put((dispatch, queue_name))
+            self._attempt, self._busy = _Attempt(dispatch["token"], self._beats), True
+            self._runs.put((dispatch, queue_name, self._attempt))
         elif kind == "cancel":
             attempt = self._attempt
             if attempt is not None and attempt.token == of[0]:

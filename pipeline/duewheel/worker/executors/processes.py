@@ -9,7 +9,8 @@ lines, the same waking, the same way of giving up a run, except that this one do
 thread, takes its place.
 
 A child that dies in the middle of a run takes nothing with it but that run, which is reported as LOST. That counts as a crash with the
-job's owner, as if a whole worker had died of it, and has the crash limit of the job, not its retries.
+job's owner, as if a whole worker had died of it, and has the crash limit of the job, not its retries. Where the child died before the
+handler began, the handler is not to blame: that run is INTERRUPTED, and dispatched again without a word.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class ChildSeat:
         self._connection: Connection
         self._sending = threading.Lock()
         self._fault: Exception | None = None
+        self._began = False
 
     # --- in the seat's thread ---
 
@@ -150,7 +152,7 @@ class ChildSeat:
 
     def _converse(self, run: Run) -> Verdict | None:
         """The child's verdict; None where it died."""
-        token = run.dispatch["token"]
+        self._began, token = False, run.dispatch["token"]
         verdict: Verdict
         try:
             with self._sending:
@@ -160,7 +162,11 @@ class ChildSeat:
                 if kind == "done":
                     verdict = of[0]
                     return verdict
-                if of[0] == token:  # not the last word of the run before
+                if of[0] != token:
+                    continue  # a last word of the run before
+                if kind == "began":
+                    self._began = True
+                else:
                     run.beat(of[1])
         except (EOFError, OSError):
             return None
@@ -183,6 +189,8 @@ class ChildSeat:
     def _lost(self, run: Run) -> Verdict:
         pid = self._process.pid if self._process is not None else 0
         how = self._end()
+        if not self._began:
+            return Verdict(Result.INTERRUPTED.value)
         log.warning("worker.child_died", task=run.task.name, child=pid, error=how)
         error = ProcessDied(f"the process that ran task {run.task.name!r} {how} in the middle of it")
         return Verdict(Result.LOST.value, failure_of(error))

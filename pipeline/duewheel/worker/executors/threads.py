@@ -115,13 +115,16 @@ class Threads:
         self._threads: set[threading.Thread] = set()
 
     def submit(self, line: Line) -> None:
-        self._wake()
+        if len(line.queue) > self._on_the_way():
+            self._wake()
 
     def nudge(self, line: Line) -> None:
         waiting = len(line.queue)
         before, line.taken = line.taken, line.submitted - waiting
         if not waiting:
             line.eagerness = 1
+            return
+        if waiting <= self._on_the_way():
             return
         awake = self._count - len(self._idle)
         if line.taken - before < _FAST_RUNS * max(1, awake):
@@ -151,6 +154,10 @@ class Threads:
         while self._idle:
             self._wake()
 
+    def _on_the_way(self) -> int:
+        """How many threads are about to take a run: those between two, and those whose seats are still getting ready."""
+        return self._count - len(self._idle) - len(self._seats.running)
+
     def join(self, timeout_s: float) -> None:
         """Waits for all threads to end, after `close`."""
         until_s = time.monotonic() + timeout_s
@@ -179,7 +186,7 @@ class Threads:
             name = f"{self._name}-{self._started}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._threads.add(thread)
-        thread.start()
+            thread.start()
 
     def _work(self) -> None:
         seat = self._seat(self._seats)
