@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
 from duewheel.core.errors import BadConfiguration
-from duewheel.core.model import Dispatch
+from duewheel.core.limits import RUN_TIMEOUT_MS_DEFAULT
+from duewheel.core.model import Dispatch, Terms
+from duewheel.core.retry import RetryPolicy
 from duewheel.worker.app import App, Context
 from duewheel.worker.payloads import PayloadMismatch, converter, reader
+from duewheel.worker.verdicts import Cancelled, ResultTooLarge, Snooze
+
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
 
 
 class Colour(Enum):
@@ -249,3 +257,204 @@ def test_names_are_unique_and_bounded() -> None:
         app.task(name="é" * 128)(two)
     with pytest.raises(BadConfiguration, match="must be 1 to 255 bytes"):
         app.task(name="")(two)
+
+
+# --- settings ---
+
+
+def test_what_a_task_says_of_itself() -> None:
+    app = App()
+    app.task(name="plain")(lambda: None)
+    app.task(
+        name="full",
+        retry=RetryPolicy(attempts=7),
+        timeout=timedelta(minutes=1),
+        heartbeat=2.5,
+        executor="process",
+        concurrency=3,
+        keep_result=True,
+    )(lambda: None)
+
+    @app.task
+    async def coroutine() -> None: ...
+
+    plain, full = app.tasks["plain"], app.tasks["full"]
+    assert (plain.executor, plain.policy, plain.run_timeout_ms) == ("thread", RetryPolicy.exponential(), RUN_TIMEOUT_MS_DEFAULT)
+    assert (plain.heartbeat_timeout_ms, plain.concurrency, plain.keeps_result) == (0, 0, False)
+    assert (full.executor, full.policy.attempts, full.run_timeout_ms) == ("process", 7, 60_000)
+    assert (full.heartbeat_timeout_ms, full.concurrency, full.keeps_result) == (2_500, 3, True)
+    assert app.tasks["coroutine"].executor == "loop"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"timeout": 0}, "the timeout of task 't' is 0"),
+        ({"timeout": -1}, "the timeout of task 't' is -1; it must be a timedelta or seconds, from 0 to 2,592,000 s"),
+        ({"heartbeat": timedelta(days=2)}, "the heartbeat of task 't' is"),
+        ({"concurrency": 0}, "the concurrency of task 't' is 0; it must be a whole number from 1"),
+        ({"concurrency": True}, "the concurrency of task 't' is True"),
+        ({"executor": "fork"}, "the executor of task 't' is 'fork'; it must be 'thread', 'process' or left out"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfiguration, match=message):
+        App().task(name="t", **settings)(lambda: None)
+
+
+def test_a_coroutine_function_cannot_run_in_a_thread() -> None:
+    async def handler() -> None: ...
+
+    with pytest.raises(BadConfiguration, match="leave its executor out"):
+        App().task(name="t", executor="thread")(handler)
+
+
+# --- the context without a worker ---
+
+
+def test_a_context_made_from_a_dispatch_alone_works() -> None:
+    context = Context(DISPATCH)
+    assert (context.queue, context.crashes, context.deadline_ms, context.cancelled) == ("default", 0, 0, False)
+    context.heartbeat({"done": 1})
+    context.raise_if_cancelled()
+    with pytest.raises(Snooze):
+        context.snooze(5)
+    with pytest.raises(ResultTooLarge, match="the progress has"):
+        context.heartbeat("x" * 10_000)
+
+
+def test_the_context_tells_the_terms() -> None:
+    terms: Terms = {"crashes": 2, "is_last_life": True, "expires_ms": 5, "deadline_ms": 77}
+    context = Context({**DISPATCH, "terms": terms})
+    assert (context.crashes, context.deadline_ms) == (2, 77)
+
+
+def test_a_cancelled_handler_can_end_itself() -> None:
+    class Control:
+        cancelled = True
+
+        def beat(self, progress: bytes | None) -> None: ...
+
+    context = Context(DISPATCH, "q", Control())
+    assert context.cancelled
+    with pytest.raises(Cancelled):
+        context.raise_if_cancelled()
+
+
+# --- middleware ---
+
+
+class Layer:
+    def __init__(self, name: str, said: list[str], fails_in: str = "") -> None:
+        self.name, self.said, self.fails_in = name, said, fails_in
+
+    def _say(self, what: str) -> None:
+        self.said.append(f"{self.name} {what}")
+        if what.split()[0] == self.fails_in:
+            raise RuntimeError(f"{self.name} {what}")
+
+    def before(self, context: Context) -> None:
+        self._say("before")
+
+    def after(self, context: Context, value: object) -> None:
+        self._say(f"after {value}")
+
+    def error(self, context: Context, exception: BaseException) -> None:
+        self._say(f"error {type(exception).__name__}")
+
+
+def call(app: App, name: str) -> Any:
+    task = app.tasks[name]
+    return asyncio.run(task.call(Context(DISPATCH))) if task.is_async else task.call(Context(DISPATCH))
+
+
+def layered(said: list[str], *layers: object) -> App:
+    """Half of the layers come before the tasks, half after: that must make no difference."""
+    app = App()
+    for layer in layers[:1]:
+        app.middleware(layer)
+
+    @app.task
+    def plain() -> str:
+        said.append("handler")
+        return "value"
+
+    @app.task
+    async def coroutine() -> str:
+        said.append("handler")
+        await asyncio.sleep(0)
+        return "value"
+
+    @app.task
+    def broken() -> None:
+        raise ValueError
+
+    @app.task
+    async def broken_later() -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    for layer in layers[1:]:
+        app.middleware(layer)
+    return app
+
+
+@pytest.mark.parametrize("task", ["plain", "coroutine"])
+def test_middleware_lies_around_the_handler_like_an_onion(task: str) -> None:
+    said: list[str] = []
+    app = layered(said, Layer("a", said), Layer("b", said))
+    assert call(app, task) == "value"
+    assert said == ["a before", "b before", "handler", "b after value", "a after value"]
+
+
+@pytest.mark.parametrize("task", ["broken", "broken_later"])
+def test_middleware_sees_errors_and_does_not_stop_them(task: str) -> None:
+    said: list[str] = []
+    app = layered(said, Layer("a", said), Layer("b", said))
+    with pytest.raises(ValueError):  # noqa: PT011
+        call(app, task)
+    assert said == ["a before", "b before", "b error ValueError", "a error ValueError"]
+
+
+@pytest.mark.parametrize("task", ["plain", "coroutine"])
+@pytest.mark.parametrize(
+    "fails_in, expected",
+    [
+        ("before", ["a before", "b before", "a error RuntimeError"]),
+        ("after", ["a before", "b before", "handler", "b after value", "a error RuntimeError"]),
+    ],
+)
+def test_middleware_that_raises_fails_the_run(task: str, fails_in: str, expected: list[str]) -> None:
+    said: list[str] = []
+    app = layered(said, Layer("a", said), Layer("b", said, fails_in))
+    with pytest.raises(RuntimeError):
+        call(app, task)
+    assert said == expected
+
+
+def test_middleware_may_have_one_method_only_and_must_have_one() -> None:
+    class Tenant:
+        def before(self, context: Context) -> None:
+            TENANT.set(context.headers["a"])
+
+    app = App()
+    app.middleware(Tenant())
+    seen = []
+
+    @app.task
+    def handler() -> None:
+        seen.append(TENANT.get())
+
+    call(app, "handler")
+    assert seen == ["b"]
+    with pytest.raises(BadConfiguration, match="has none of the methods before, after, error"):
+        app.middleware(object())
+
+
+def test_without_middleware_nothing_lies_around_the_handler() -> None:
+    app = App()
+
+    @app.task
+    def handler(context: Context) -> None: ...
+
+    assert app.tasks["handler"].call is handler

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from duewheel.core.limits import ERROR_MESSAGE_CHARS_MAX, ERROR_TRACEBACK_CHARS_MAX
 from duewheel.core.model import Dispatch
 from duewheel.worker.app import App, Context, Task
 from duewheel.worker.crew import Crew, Desk
@@ -20,7 +19,6 @@ from duewheel.worker.executors import leftovers
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
-from duewheel.worker.verdicts import failure_of
 
 
 class Clock:
@@ -421,24 +419,3 @@ def test_heartbeats_are_noted(desk: Desk, clock: Clock, kind: str) -> None:
     assert (beating.progress, beating.beat_ms, beating.started_steady_ms) == (b'{"done":3}', 77, 77)
     go_on.set()
     finished(desk, 1)
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
-def test_errors_are_cut_to_their_limits_and_can_always_be_written() -> None:
-    def deep(level: int) -> None:
-        if level:
-            deep(level - 1)
-        raise ValueError("x" * 10_000 + "\udcff")
-
-    try:
-        deep(400)
-    except ValueError as error:
-        failure = failure_of(error)
-    assert len(failure["message"]) == ERROR_MESSAGE_CHARS_MAX
-    assert len(failure["traceback"]) <= ERROR_TRACEBACK_CHARS_MAX
-    failure["traceback"].encode()
-    assert failure_of(Unprintable())["message"] == "(its message cannot be had: RuntimeError)"
