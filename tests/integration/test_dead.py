@@ -18,12 +18,12 @@ from duewheel.adapters.avro import codec
 from duewheel.adapters.kafka.scan import Scan
 from duewheel.cli.main import cli
 from duewheel.core.errors import TopicMissing
-from duewheel.core.model import Dispatch, Outcome
+from duewheel.core.model import Dispatch, Outcome, Schedule, Work
 from duewheel.core.topology import Topology
 from duewheel.engine.processor import Processor
 from tests.conftest import Installation
 from tests.dead import ERROR, closed, died, refused
-from tests.integration.desk import TIMEOUT_S, Desk, Raw, home, now_ms
+from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, Raw, home, now_ms
 
 
 def dead(desk: Desk, *arguments: str) -> Result:
@@ -40,6 +40,15 @@ def listed(desk: Desk, *arguments: str) -> list[dict[str, Any]]:
     result = dead(desk, "list", "--json", *arguments)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def schedule(desk: Desk, job_id: str, due_ms: int, task: str = "t") -> None:
+    work = Work(task=task, content_type="application/json", payload=b'{"to":"ada"}', headers={}, policy=None)
+    command = Schedule(
+        job_id=job_id, due_ms=due_ms, created_ms=now_ms(), on_conflict="IGNORE", retention_ms=DAY_MS, queue="default", limits=None,
+        work=work,
+    )  # fmt: skip
+    desk.publish([Raw(job_id.encode(), codec.encode_schedule(command))])
 
 
 def fail(desk: Desk, d: Dispatch) -> None:
@@ -74,7 +83,7 @@ def turning(desk: Desk, processor: Processor) -> Iterator[None]:
 
 def test_a_dead_run_is_found_redriven_once_and_dropped(desk: Desk) -> None:
     processor = desk.active()
-    desk.schedule("a", now_ms(), payload=b'{"to":"ada"}')
+    schedule(desk, "a", now_ms())
     desk.drive(processor, until=desk.dispatches)
     first = die(desk, processor, "a")
 
@@ -109,7 +118,7 @@ def test_a_dead_run_is_found_redriven_once_and_dropped(desk: Desk) -> None:
         (first["token"], "REDRIVEN"),
         (again["token"], "DROPPED"),
     ]
-    desk.schedule("a", now_ms() + 60_000)  # the id may be used anew
+    schedule(desk, "a", now_ms() + 60_000)  # the id may be used anew
     desk.drive(processor, until=lambda: b"da" in desk.fold()[home("a")])
     assert len(desk.dispatches()) == 2
 
@@ -117,7 +126,7 @@ def test_a_dead_run_is_found_redriven_once_and_dropped(desk: Desk) -> None:
 def test_many_are_redriven_by_filter_and_waited_for(desk: Desk) -> None:
     processor = desk.active()
     for n in range(30):
-        desk.schedule(f"job-{n}", now_ms(), task="even" if n % 2 == 0 else "odd")
+        schedule(desk, f"job-{n}", now_ms(), task="even" if n % 2 == 0 else "odd")
     desk.drive(processor, until=lambda: len(desk.dispatches()) == 30)
     for d in desk.dispatches():
         fail(desk, d)

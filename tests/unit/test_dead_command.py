@@ -204,8 +204,8 @@ def test_filters_choose(topic: Topic, arguments: list[str], found: str) -> None:
 def test_the_table_is_for_people(topic: Topic) -> None:
     topic.write(died("welcome-ada", 77), refused("x"))
     lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["died", "(UTC)", "job", "task", "attempts", "died", "of"]
-    assert " ".join(lines[1].split()) == ("2026-03-01 12:00:00 welcome-ada mail.send @mail 5 smtplib.SMTPDataError: no such address")
+    assert lines[0].split() == ["died", "(UTC)", "job", "token", "task", "died", "of"]
+    assert " ".join(lines[1].split()) == ("2026-03-01 12:00:00 welcome-ada 77 mail.send @mail smtplib.SMTPDataError: no such address")
     assert lines[2:] == ["1 dead run (mail.send 1, smtplib.SMTPDataError 1)", "1 refused records beside; see them with --refused"]
 
 

@@ -49,13 +49,13 @@ def runs_table(runs: Sequence[DeadRunSummary], *, with_closed: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("died (UTC)", no_wrap=True)
     table.add_column("job", overflow="fold", min_width=12)
+    table.add_column("token", justify="right", no_wrap=True)
     table.add_column("task", overflow="fold")
-    table.add_column("attempts", justify="right", no_wrap=True)
     if with_closed:
         table.add_column("became", no_wrap=True)
     table.add_column("died of", overflow="fold", min_width=20)
     for run in runs:
-        cells = [moment(run.died_ms)[:19].replace("T", " "), run.job_id, f"{run.task} @{run.queue}", f"{run.attempts}"]
+        cells = [moment(run.died_ms)[:19].replace("T", " "), run.job_id, f"{run.token}", f"{run.task} @{run.queue}"]
         cells += [*([became(run)] if with_closed else []), _cause(run)]
         table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if run.how else "")
     return table
