@@ -86,7 +86,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "intake.waiting": Event(
         "No broker answers yet; the call goes on trying until its timeout. Is the address right?", ("address", "timeout_s", "error")
     ),
-    # The worker (cli/worker.py, worker/loop.py, worker/takeover.py)
+    # The worker (cli/worker.py, worker). Where it serves several queues, the lines of each one's loop name their `queue` too.
     "worker.started": Event("A worker joined its queue's group.", ("bootstrap_servers", "queue", "name", "concurrency", "tasks")),
     "worker.stopped": Event("A worker left in good order."),
     "worker.assigned": Event("These dispatch partitions are ours now; each is taken over before it is read.", ("partitions",)),
@@ -118,7 +118,7 @@ EVENTS: Final[Mapping[str, Event]] = {
         ("task", "error", "runs", "goes_on"),
     ),
     "worker.stop_undecodable": Event("A record of the control topic could not be read; it is passed over.", ("error",)),
-    "worker.queue_failed": Event("The loop of one queue failed; the others drain, and the worker ends.", ("queue", "error")),
+    "worker.queue_failed": Event("The loop of one queue failed; the others drain, and the worker ends.", ("error",)),
     "worker.draining": Event("Nothing more is claimed; what runs may finish.", ("running", "grace_ms")),
     "worker.drained": Event("Everything that finished is recorded; the rest was reported as interrupted.", ("interrupted", "unrecorded")),
     # Who runs handlers (worker/executors)

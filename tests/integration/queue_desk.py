@@ -39,9 +39,10 @@ from duewheel.worker.station import Station
 TIMEOUT_S: Final = 40.0
 PARTITIONS: Final = 4
 
-# Handlers that say what they do in files, and wait for a file called "go" where the payload says so.
+# Handlers that say what they do in files, and wait for a file called "go" where the payload says so. Those called endless never end by
+# themselves, and have a second.
 CHILD_APP: Final = """
-import os, pathlib, time
+import asyncio, os, pathlib, time
 from duewheel import App, Context
 
 app = App()
@@ -58,6 +59,35 @@ def job(payload: dict, context: Context) -> None:
         time.sleep(0.01)
     time.sleep(payload["sleep_s"])
     note("finished", context)
+
+@app.task
+async def coroutine(payload: dict, context: Context) -> None:
+    note("started", context)
+    await asyncio.sleep(1000 if payload["wait"] else payload["sleep_s"])
+
+@app.task(executor="process")
+def process(payload: dict, context: Context) -> None:
+    note("started", context)
+    time.sleep(1000 if payload["wait"] else payload["sleep_s"])
+
+@app.task(timeout=1)
+def endless_thread(context: Context) -> None:
+    note("started", context)
+    time.sleep(1000)
+
+@app.task(timeout=1)
+async def endless_coroutine(context: Context) -> None:
+    note("started", context)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        note("cancelled", context)
+
+@app.task(timeout=1, executor="process")
+def endless_process(context: Context) -> None:
+    (folder / "pid").write_text(str(os.getpid()))
+    note("started", context)
+    time.sleep(1000)
 """
 
 
@@ -88,11 +118,12 @@ class Child:
 
 @dataclass
 class Queue:
-    """The queue "default" of one installation, with nobody but tests and workers on it."""
+    """One queue of an installation, with nobody but tests and workers on it."""
 
     kafka: KafkaConfig
     topology: Topology
     folder: Path
+    name: str = "default"
     token: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     _children: list[Child] = field(default_factory=list)
@@ -136,8 +167,14 @@ class Queue:
         assert self.producer.flush(TIMEOUT_S) == 0
         return dispatches  # type: ignore[return-value]
 
+    def stop(self, dispatch: Dispatch) -> None:
+        """Tells the workers that this dispatch is not wanted any more."""
+        stop = codec.encode_stop({"job_id": dispatch["job_id"], "token": dispatch["token"], "queue": self.name})
+        self.producer.produce(self.topology.control, stop, dispatch["job_id"].encode())
+        assert self.producer.flush(TIMEOUT_S) == 0
+
     def publish(self, key: bytes | None, value: bytes | None, partition: int) -> None:
-        self.producer.produce(self.topology.dispatch("default"), value, key, partition)
+        self.producer.produce(self.topology.dispatch(self.name), value, key, partition)
 
     def read(self) -> list[Outcome]:
         """Outcomes that were committed so far."""
@@ -169,8 +206,8 @@ class Queue:
 
     def claims(self) -> dict[int, tuple[int, Claim | None]]:
         """The committed offset of each partition, -1 where there is none, and the claim beside it."""
-        group = self.topology.worker_group("default")
-        asked = [TopicPartition(self.topology.dispatch("default"), p) for p in range(PARTITIONS)]
+        group = self.topology.worker_group(self.name)
+        asked = [TopicPartition(self.topology.dispatch(self.name), p) for p in range(PARTITIONS)]
         answers = positions.settled(self.kafka, group, asked, TIMEOUT_S)
         return {a.partition: (a.offset, decode(a.metadata, a.offset)) for a in answers}
 
@@ -181,9 +218,9 @@ class Queue:
 
     def reset(self, offset: int) -> None:
         """Puts every partition's offset somewhere else, as kafka-consumer-groups.sh --reset-offsets does."""
-        topic = self.topology.dispatch("default")
+        topic = self.topology.dispatch(self.name)
         positions.commit(
-            self.kafka, self.topology.worker_group("default"), [TopicPartition(topic, p, offset) for p in range(PARTITIONS)], TIMEOUT_S
+            self.kafka, self.topology.worker_group(self.name), [TopicPartition(topic, p, offset) for p in range(PARTITIONS)], TIMEOUT_S
         )
 
     # --- workers ---
@@ -191,7 +228,7 @@ class Queue:
     def worker(self, app: App, concurrency: int = 4, name: str = "here", options: Mapping[str, Any] | None = None) -> Worker:
         """A worker in this process that has asked to join."""
         kafka = KafkaConfig(self.kafka.bootstrap_servers, {**self.kafka.options, **(options or {})})
-        station = wiring.worker(kafka, self.topology, app, None, Shares({"default": 1}), concurrency, name, TIMEOUT_S)
+        station = wiring.worker(kafka, self.topology, app, None, Shares({self.name: 1}), concurrency, name, TIMEOUT_S)
         station.start()
         [worker] = station.workers
         self._stations[worker] = station

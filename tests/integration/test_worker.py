@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,25 +287,6 @@ def test_a_record_that_is_gone_is_passed_over(queue: Queue) -> None:
 
 
 # --- groups ---
-
-
-def test_W8_handler_longer_than_max_poll_interval(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    gates = Gates()
-    worker = queue.worker(gates.app, options={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000})
-    taken_away: list[Sequence[int]] = []
-    monkeypatch.setattr(worker, "lost", taken_away.append)
-    monkeypatch.setattr(worker, "revoked", taken_away.append)
-    queue.dispatch(["long"], wait=True)
-    queue.drive(worker, until=lambda: gates.started)
-    end = time.monotonic() + 8
-    queue.drive(worker, until=lambda: time.monotonic() > end)
-    assert queue.unfinished() == 1
-    gates.open("long")
-    queue.drive(worker, until=queue.read)
-    assert queue.results() == {"long": ["SUCCEEDED"]}
-    assert queue.unfinished() == 0
-    assert not taken_away
-    queue.leave(worker)
 
 
 def held_position(queue: Queue) -> tuple[int, int, tuple[int, ...] | None]:

@@ -67,11 +67,12 @@ class Station:
         failures: list[BaseException] = []
 
         def serve(worker: Worker) -> None:
+            structlog.contextvars.bind_contextvars(queue=worker.queue)  # on every line that this thread logs
             try:
                 _serve(worker, lambda: bool(failures) or is_stopping(), grace_ms)
             except BaseException as error:  # whatever it is, it ends the process, from the thread that waits for this one
                 failures.append(error)
-                log.error("worker.queue_failed", queue=worker.queue, error=str(error))
+                log.error("worker.queue_failed", error=str(error))
 
         threads = [threading.Thread(target=serve, args=(each,), name=f"duewheel-{each.queue}", daemon=True) for each in self.workers]
         for thread in threads:
