@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from duewheel.adapters.avro import codec
 from duewheel.cli.main import cli
 from duewheel.cli.times import duration, instant
-from duewheel.core.errors import Reason, RejectedJob
+from duewheel.core.errors import BadConfiguration, Reason, RejectedJob
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
 from duewheel.core.model import Schedule
 
@@ -49,18 +49,77 @@ def test_encode_schedule_writes_the_bytes_and_nothing_else() -> None:
         "on_conflict": "REPLACE",
         "retention_ms": 7_200_000,
         "queue": "mail",
+        "limits": None,
         "work": {
             "task": "send_email",
             "content_type": "application/json",
             "payload": b'{"to":"ada"}',
             "headers": {"trace": "a=b", "empty": ""},
+            "policy": None,
         },
     }
+
+
+def test_limits_and_a_policy_are_said_by_options() -> None:
+    command = scheduled(
+        *AT, "--expires-at", "2030-01-02T00:00:00Z", "--total-timeout", "2d", "--crash-limit", "7", "--run-timeout", "1m30s",
+        "--attempts", "9", "--retry-delay", "1s", "--retry-delay", "10s", "--retry-factor", "3", "--retry-jitter", "0.25",
+    )  # fmt: skip
+    assert command["limits"] == {"expires_ms": 1_893_542_400_000, "total_timeout_ms": 172_800_000, "crashes_max": 7}
+    assert command["work"]["policy"] == {
+        "attempts_max": 9,
+        "delays_ms": [1_000, 10_000],
+        "factor": 3.0,
+        "delay_ms_max": 0,
+        "jitter": 0.25,
+        "give_up_on": [],
+        "retry_on": [],
+        "run_timeout_ms": 90_000,
+    }
+
+
+def test_what_no_option_says_is_left_to_the_task() -> None:
+    policy = scheduled("--attempts", "1")["work"]["policy"]
+    assert policy is not None
+    assert {name: value for name, value in policy.items() if value} == {"attempts_max": 1, "factor": 1.0}
+    assert scheduled("--attempts", "1")["limits"] is None
+
+
+@pytest.mark.parametrize("given", ["--retry-factor", "--retry-jitter"])
+def test_a_factor_or_jitter_without_a_wait_is_refused(given: str) -> None:
+    assert "differ from --retry-delay; give that too" in refusal(given, "0.5")
+
+
+@pytest.mark.parametrize(
+    "given, error, said",
+    [
+        (["--attempts", "0"], BadConfiguration, "attempts of a retry policy: 0; it must be a whole number from 1,"),
+        (["--retry-delay", "31d"], BadConfiguration, "30 days"),
+        (["--retry-delay", "1s", "--retry-jitter", "2"], BadConfiguration, "jitter of a retry policy: 2.0; it must be a number from 0"),
+        (["--run-timeout", "31d"], RejectedJob, "run_timeout_ms 2678400000 is outside 0 to 2592000000"),
+        (["--crash-limit", "101"], RejectedJob, "crashes_max 101 is outside 0 to 100"),
+        (["--expires-at", "2001-09-10T00:00:00Z"], RejectedJob, "is not after due_ms"),
+    ],
+)  # fmt: skip
+def test_limits_and_policies_that_cannot_be_are_refused(given: list[str], error: type[Exception], said: str) -> None:
+    result = run("schedule", "t", "--job-id", "j", *given)
+    assert isinstance(result.exception, error)  # main() makes it one line and exit code 2
+    assert said in str(result.exception)
 
 
 def test_encode_cancel_writes_the_bytes() -> None:
     kind, command = codec.decode_command(run("cancel", "jöb").stdout_bytes)[:2]
     assert (kind, command["job_id"]) == ("cancel", "jöb")
+
+
+@pytest.mark.parametrize("word", ["redrive", "drop"])
+def test_encode_redrive_and_drop_write_the_bytes(word: str) -> None:
+    kind, command = codec.decode_command(run(word, "jöb", "4711").stdout_bytes)[:2]
+    assert (kind, command["job_id"], command.get("token")) == (word, "jöb", 4_711)
+    assert run(word, "jöb", "4711", "--key").stdout_bytes == "jöb".encode()
+    error = run(word, "jöb", "0").exception
+    assert isinstance(error, RejectedJob)
+    assert error.reason == Reason.BAD_TOKEN
 
 
 def test_hex_and_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from duewheel.client import Client, Job, JobFailed, JobHandle, Scheduled
 from duewheel.core.errors import BrokerUnavailable, EnvironmentFailure, Reason, RejectedJob, TopicMissing
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
 from duewheel.core.model import State
+from duewheel.core.retry import RetryPolicy
 from duewheel.core.step import Defined, Step
 from duewheel.ports import Receipt
 
@@ -131,6 +133,54 @@ def test_cancel_sends_the_command_under_the_id(client: Client, log: Log) -> None
     assert client.cancel("jöb") == Receipt(3, 0)
     [(key, value)] = log.records
     assert (key, codec.decode_command(value)[:2]) == ("jöb".encode(), ("cancel", {"job_id": "jöb", "created_ms": NOW_MS}))
+
+
+@pytest.mark.parametrize("word", ["redrive", "drop"])
+def test_redrive_and_drop_send_the_command_under_the_id(client: Client, log: Log, word: str) -> None:
+    assert getattr(client, word)("jöb", 7) == Receipt(3, 0)
+    [(key, value)] = log.records
+    command = {"job_id": "jöb", "token": 7, "created_ms": NOW_MS}
+    assert (key, codec.decode_command(value)[:2]) == ("jöb".encode(), (word, command))
+
+
+@pytest.mark.parametrize("word", ["redrive", "drop"])
+def test_many_dead_runs_are_told_in_their_order(client: Client, log: Log, word: str) -> None:
+    progress: list[int] = []
+    assert getattr(client, f"{word}_many")(((f"j{n}", n + 1) for n in range(100)), on_progress=progress.append) == 100
+    told = [(key.decode(), *codec.decode_command(value)[:2]) for key, value in log.records]
+    assert told == [(f"j{n}", word, {"job_id": f"j{n}", "token": n + 1, "created_ms": NOW_MS}) for n in range(100)]
+    assert progress[-1] == 100
+
+
+def test_the_first_dead_run_that_cannot_be_ends_it(client: Client, log: Log) -> None:
+    with pytest.raises(
+        RejectedJob, match=r"redrive number 1 was rejected: .*nor was any redrive after it; 1 redrives are durable"
+    ) as caught:
+        client.redrive_many([("a", 1), ("b", 0), ("c", 3)])
+    assert caught.value.reason == Reason.BAD_TOKEN
+    assert [key for key, _ in log.records] == [b"a"]
+
+
+def test_a_broker_that_is_away_ends_it_for_dead_runs_too(client: Client, log: Log) -> None:
+    log.failing[b"b"] = BrokerUnavailable("127.0.0.1:1 is away")
+    with pytest.raises(BrokerUnavailable, match=r"No further drop was sent; 1 drops are durable, 1 were not acknowledged"):
+        client.drop_many([("a", 1), ("b", 2), ("c", 3)])
+
+
+def test_limits_and_a_policy_travel_with_a_job_scheduled_alone_or_among_many(client: Client, log: Log) -> None:
+    retry = RetryPolicy.fixed(5, attempts=3, retry_on=[OSError])
+    said: dict[str, Any] = {"expires_at": NOW_MS + 9, "retry": retry, "timeout": 2, "total_timeout": 60, "crash_limit": 1}
+    client.schedule("t", job_id="j", **said)
+    client.schedule_many([Job("t", job_id="j", **said)])
+    commands = [codec.decode_command(value)[1] for _, value in log.records]
+    assert commands[0] == commands[1]
+    assert commands[0].get("limits") == {"expires_ms": NOW_MS + 9, "total_timeout_ms": 60_000, "crashes_max": 1}
+    work: Any = commands[0].get("work")
+    assert work["policy"] == retry.to_record(2_000)
+
+
+def test_schedule_says_all_that_a_job_can_say() -> None:
+    assert list(inspect.signature(Client.schedule).parameters)[1:] == list(Job._fields)
 
 
 def test_W11_payload_over_the_limit_sends_nothing(client: Client, log: Log) -> None:

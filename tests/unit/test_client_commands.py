@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -14,10 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duewheel.adapters.system import new_job_id
-from duewheel.client.commands import Job, cancel_command, schedule_command
+from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
 from duewheel.core.errors import Reason, RejectedJob
-from duewheel.core.limits import DAY_MS, DUE_MS_MAX, DUE_MS_MIN, HEADERS_COUNT_MAX, JOB_ID_BYTES_MAX, PAYLOAD_BYTES_MAX, RETENTION_MS_MAX
+from duewheel.core.limits import (
+    CRASHES_MAX,
+    DAY_MS,
+    DUE_MS_MAX,
+    DUE_MS_MIN,
+    HEADERS_COUNT_MAX,
+    JOB_ID_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    RETENTION_MS_MAX,
+    RUN_TIMEOUT_MS_MAX,
+    TOTAL_TIMEOUT_MS_MAX,
+)
 from duewheel.core.model import Schedule
+from duewheel.core.retry import RetryPolicy
 
 NOW_MS = 1_900_000_000_000
 
@@ -41,7 +54,8 @@ def test_a_job_with_nothing_but_a_task_is_due_now_under_a_new_id() -> None:
         "on_conflict": "IGNORE",
         "retention_ms": DAY_MS,
         "queue": "default",
-        "work": {"task": "send_email", "content_type": "application/json", "payload": b"null", "headers": {}},
+        "limits": None,
+        "work": {"task": "send_email", "content_type": "application/json", "payload": b"null", "headers": {}, "policy": None},
     }
     assert len(command["job_id"]) == 32
 
@@ -192,6 +206,81 @@ def test_T4_seconds_or_microseconds_given_as_milliseconds_are_refused(at: int) -
 @pytest.mark.parametrize("delay", [2**63 - 1, 1e300, float("inf"), timedelta.max, 10**400])
 def test_T4_a_delay_beyond_all_limits_is_refused(delay: object) -> None:
     assert refused(delay=delay).reason == Reason.DUE_TOO_LATE
+
+
+# ------------------------------------------------------------------------------------------------------------------ limits, policies
+
+
+def test_limits_arrive_and_what_is_not_said_stays_unsaid() -> None:
+    limits = made(at=NOW_MS, expires_at=NOW_MS + 1, total_timeout=timedelta(hours=1), crash_limit=1)["limits"]
+    assert limits == {"expires_ms": NOW_MS + 1, "total_timeout_ms": 3_600_000, "crashes_max": 1}
+    assert made(total_timeout=0.0001)["limits"] == {"expires_ms": 0, "total_timeout_ms": 1, "crashes_max": 0}
+    assert made(expires_at=NOW_MS + 9)["limits"] == {"expires_ms": NOW_MS + 9, "total_timeout_ms": 0, "crashes_max": 0}
+    assert made(crash_limit=CRASHES_MAX)["limits"] == {"expires_ms": 0, "total_timeout_ms": 0, "crashes_max": CRASHES_MAX}
+
+
+def test_a_policy_arrives_with_the_run_timeout() -> None:
+    retry = RetryPolicy.exponential(attempts=3, first=2, give_up_on=[ValueError])
+    assert made(retry=retry)["work"]["policy"] == retry.to_record()
+    assert made(retry=retry, timeout=1.5)["work"]["policy"] == retry.to_record(1_500)
+    assert made(timeout=timedelta(minutes=1))["work"]["policy"] == RetryPolicy().to_record(60_000)
+
+
+@given(st.datetimes(datetime(2031, 1, 1), datetime(2099, 1, 1), timezones=st.timezones()))  # noqa: DTZ001  hypothesis adds the zone
+def test_an_expiry_with_a_fraction_is_never_late(at: datetime) -> None:
+    limits = made(at=NOW_MS, expires_at=at)["limits"]
+    assert limits is not None
+    microseconds = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert 0 <= microseconds - limits["expires_ms"] * 1_000 < 1_000
+
+
+@pytest.mark.parametrize(
+    "job, reason, said",
+    [
+        ({"at": NOW_MS, "expires_at": NOW_MS}, Reason.BAD_LIMITS, "is not after due_ms"),
+        ({"expires_at": NOW_MS - 1}, Reason.BAD_LIMITS, "is not after due_ms"),
+        ({"expires_at": 0}, Reason.BAD_LIMITS, "leave out what is not to be limited"),
+        ({"expires_at": datetime(2030, 1, 1)}, Reason.BAD_LIMITS, "expires_at=2030-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
+        ({"expires_at": "2030-01-01"}, Reason.BAD_LIMITS, "is a str"),
+        ({"expires_at": True}, Reason.BAD_LIMITS, "is a bool"),
+        ({"expires_at": -(10**400)}, Reason.BAD_LIMITS, "beyond any calendar"),
+        ({"total_timeout": 0}, Reason.BAD_LIMITS, "total_timeout=0 leaves no time"),
+        ({"total_timeout": -1}, Reason.BAD_LIMITS, "negative"),
+        ({"total_timeout": "1h"}, Reason.BAD_LIMITS, "no duration"),
+        ({"total_timeout": timedelta(milliseconds=TOTAL_TIMEOUT_MS_MAX + 1)}, Reason.BAD_LIMITS, f"{TOTAL_TIMEOUT_MS_MAX}"),
+        ({"crash_limit": 0}, Reason.BAD_LIMITS, "crash_limit=0"),
+        ({"crash_limit": -1}, Reason.BAD_LIMITS, "crashes_max -1"),
+        ({"crash_limit": CRASHES_MAX + 1}, Reason.BAD_LIMITS, f"{CRASHES_MAX}"),
+        ({"crash_limit": 2.0}, Reason.BAD_LIMITS, "float"),
+        ({"crash_limit": True}, Reason.BAD_LIMITS, "bool"),
+        ({"timeout": 0}, Reason.BAD_POLICY, "timeout=0 leaves no time"),
+        ({"timeout": float("nan")}, Reason.BAD_POLICY, "no duration"),
+        ({"timeout": timedelta(milliseconds=RUN_TIMEOUT_MS_MAX + 1)}, Reason.BAD_POLICY, f"{RUN_TIMEOUT_MS_MAX}"),
+        ({"retry": 3}, Reason.BAD_POLICY, "retry=3 is no RetryPolicy"),
+        ({"retry": {"attempts_max": 3}}, Reason.BAD_POLICY, "is no RetryPolicy"),
+    ],
+)
+def test_limits_and_policies_that_cannot_be_are_refused(job: dict[str, Any], reason: Reason, said: str) -> None:
+    error = refused(**job)
+    assert error.reason == reason
+    assert said in str(error)
+
+
+@pytest.mark.parametrize("expires_at, unit", [(NOW_MS // 1_000, "seconds"), (NOW_MS * 1_000, "microseconds")])
+def test_T4_an_expiry_in_a_mistaken_unit_is_recognized(expires_at: int, unit: str) -> None:
+    assert f"it looks like {unit}: in milliseconds it is {NOW_MS}" in str(refused(expires_at=expires_at))
+
+
+@pytest.mark.parametrize("make", [redrive_command, drop_command])
+def test_redrive_and_drop_name_the_death(make: Callable[[Any, Any, int], Any]) -> None:
+    assert make("j", 7, NOW_MS) == {"job_id": "j", "token": 7, "created_ms": NOW_MS}
+    for token in (0, -1, 2**63, 1.0, "7", True, None):
+        with pytest.raises(RejectedJob) as caught:
+            make("j", token, NOW_MS)
+        assert caught.value.reason == Reason.BAD_TOKEN
+    with pytest.raises(RejectedJob) as caught:
+        make("", 7, NOW_MS)
+    assert caught.value.reason == Reason.BAD_JOB_ID
 
 
 # ------------------------------------------------------------------------------------------------------------------ the rest

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 
@@ -15,7 +16,9 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import Decorator, cluster_options, option
 from duewheel.cli.times import duration, instant
 from duewheel.client import Job
-from duewheel.client.commands import cancel_command, schedule_command
+from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.core.limits import CRASHES_MAX_DEFAULT
+from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
 
 
@@ -30,7 +33,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
 
 
 def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a job is made of, apart from its id."""
+    """Adds what a job is made of, apart from its id's option; the command receives `job`, a Job."""
     parts: Final[tuple[Decorator, ...]] = (
         click.argument("task"),
         click.argument("payload", required=False),
@@ -43,10 +46,42 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
                 help="Where the job id is known already: ignore this job, or replace that one."),
         option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
+        option("--expires-at", type=instant, metavar="TIME",
+                help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
+        option("--attempts", type=int, metavar="COUNT", help="How many attempts may fail, 1 is no retry.  [default: as the task says]"),
+        option("--retry-delay", "retry_delays", multiple=True, type=duration,
+                help="The wait before the second attempt; given again, before the third, and so on. The last one holds for all further.  "
+                "[default: as the task says]"),
+        option("--retry-factor", type=float, metavar="NUMBER",
+                help="By how much each further wait is longer than the one before: 1s by 4 is 1s, 4s, 16s, …  [default: 1]"),
+        option("--retry-jitter", type=float, metavar="SHARE",
+                help="The share of a wait, 0 to 1, that may be taken off, so that what failed together comes back apart.  [default: 0]"),
+        option("--run-timeout", type=duration, help="How long one attempt may take.  [default: as the task says]"),
+        option("--total-timeout", type=duration,
+                help="How long all attempts together may take, waits included, from when the first is handed out.  [default: for ever]"),
+        option("--crash-limit", type=int, metavar="COUNT",
+                help=f"How many attempts may end because their worker vanished.  [default: {CRASHES_MAX_DEFAULT}]"),
     )  # fmt: skip
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> Any:
+        fields = {name: given.pop(name) for name in Job._fields if name in given and name not in ("payload", "timeout")}
+        payload = _payload(given.pop("payload"), given.pop("payload_file"))
+        retry = _retry(*(given.pop(name) for name in ("attempts", "retry_delays", "retry_factor", "retry_jitter")))
+        return command(job=Job(payload=payload, retry=retry, timeout=given.pop("run_timeout"), **fields), **given)
+
+    whole: Callable[..., Any] = wrapped
     for part in reversed(parts):
-        command = part(command)
-    return command
+        whole = part(whole)
+    return whole
+
+
+def _retry(attempts: int | None, delays: tuple[timedelta, ...], factor: float | None, jitter: float | None) -> RetryPolicy | None:
+    if not delays and (factor is not None or jitter is not None):
+        raise click.UsageError("--retry-factor and --retry-jitter say how waits differ from --retry-delay; give that too")
+    if attempts is None and not delays:
+        return None
+    return RetryPolicy(attempts=attempts, delays=delays, factor=1.0 if factor is None else factor, jitter=0.0 if jitter is None else jitter)
 
 
 def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,22 +94,7 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_job_options
 @option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
 @_delivery_options
-def schedule(
-    kafka: KafkaConfig,
-    topology: Topology,
-    timeout: timedelta,
-    as_json: bool,
-    task: str,
-    payload: str | None,
-    payload_file: Path | None,
-    at: datetime | int | None,
-    delay: timedelta | None,
-    job_id: str | None,
-    queue: str,
-    headers: dict[str, str],
-    on_conflict: Literal["ignore", "replace"],
-    retention: timedelta | None,
-) -> None:
+def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, job: Job) -> None:
     """Schedules a job, and returns when it is durable.
 
     TASK is the handler's name. PAYLOAD is its argument, as JSON; - reads it from standard input. Without --at or --delay the job runs
@@ -86,24 +106,18 @@ def schedule(
       duewheel schedule send_email '{"to": "ada@example.org"}' --delay 10m --job-id welcome-ada
       duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
       duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
+      duewheel schedule charge 7 --attempts 8 --retry-delay 2s --retry-factor 3 --retry-jitter 0.5
+      duewheel schedule push '"breaking"' --expires-at 2030-01-31T18:00:00Z --run-timeout 10s --attempts 1
 
     Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it. Only with
     --on-conflict replace the second may define the job, and run it, once more.
+
+    What is said here of attempts, waits and --run-timeout wins over what the task says of itself.
     """
     from duewheel.wiring import producing_client
 
     with producing_client(kafka, topology, timeout.total_seconds()) as client:
-        handle = client.schedule(
-            task,
-            _payload(payload, payload_file),
-            at=at,
-            delay=delay,
-            job_id=job_id,
-            queue=queue,
-            headers=headers,
-            on_conflict=on_conflict,
-            retention=retention,
-        )
+        handle = client.schedule(**job._asdict())
     where = {"partition": handle.partition, "offset": handle.offset}
     if as_json:
         click.echo(json.dumps({"job_id": handle.job_id, "due_ms": handle.due_ms, **where}))
@@ -160,13 +174,7 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_job_options
 @option("--job-id", required=True, help="Names the job and deduplicates; it is the record's key.")
 @_output_options
-def encode_schedule(
-    as_hex: bool,
-    as_key: bool,
-    payload: str | None,
-    payload_file: Path | None,
-    **job: Any,
-) -> None:
+def encode_schedule(as_hex: bool, as_key: bool, job: Job) -> None:
     """Writes the bytes that schedule a job. Arguments and options are those of `duewheel schedule`.
 
     \b
@@ -178,7 +186,7 @@ def encode_schedule(
     from duewheel.adapters.avro import codec
     from duewheel.adapters.system import SystemClock, new_job_id
 
-    command = schedule_command(Job(payload=_payload(payload, payload_file), **job), SystemClock().wall_ms(), new_job_id)
+    command = schedule_command(job, SystemClock().wall_ms(), new_job_id)
     _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
 
 
@@ -197,6 +205,42 @@ def encode_cancel(job_id: str, as_hex: bool, as_key: bool) -> None:
 
     command = cancel_command(job_id, SystemClock().wall_ms())
     _write(job_id.encode() if as_key else codec.encode_cancel(command), as_hex)
+
+
+@encode.command("redrive")
+@click.argument("job_id")
+@click.argument("token", type=int)
+@_output_options
+def encode_redrive(job_id: str, token: int, as_hex: bool, as_key: bool) -> None:
+    """Writes the bytes that have a dead run run again. TOKEN is that with which it died, as `duewheel dead list` says.
+
+    \b
+    Example:
+      duewheel encode redrive welcome-ada 4711 > command.bin
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock
+
+    command = redrive_command(job_id, token, SystemClock().wall_ms())
+    _write(job_id.encode() if as_key else codec.encode_redrive(command), as_hex)
+
+
+@encode.command("drop")
+@click.argument("job_id")
+@click.argument("token", type=int)
+@_output_options
+def encode_drop(job_id: str, token: int, as_hex: bool, as_key: bool) -> None:
+    """Writes the bytes that have a dead run forgotten. TOKEN is that with which it died, as `duewheel dead list` says.
+
+    \b
+    Example:
+      duewheel encode drop welcome-ada 4711 > command.bin
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock
+
+    command = drop_command(job_id, token, SystemClock().wall_ms())
+    _write(job_id.encode() if as_key else codec.encode_drop(command), as_hex)
 
 
 def _payload(text: str | None, file: Path | None) -> Any:

@@ -138,12 +138,12 @@ class RetryPolicy:
         attempts: int = ATTEMPTS_DEFAULT,
         first: Span = RETRY_DELAY_MS_DEFAULT / 1_000,
         factor: float = RETRY_FACTOR_DEFAULT,
-        delay_max: Span = RETRY_DELAY_MS_MAX_DEFAULT / 1_000,
+        delay_max: Span | None = None,
         jitter: float = RETRY_JITTER_DEFAULT,
         give_up_on: Iterable[ErrorClass] = (),
         retry_on: Iterable[ErrorClass] = (),
     ) -> Self:
-        """Each wait is `factor` times the one before, up to `delay_max`; without arguments it is what a task has by default."""
+        """Each wait is `factor` times the one before, up to `delay_max`, by default an hour; what tasks have that say nothing."""
         return cls(
             attempts=attempts,
             delays=(first,),
@@ -165,7 +165,7 @@ class RetryPolicy:
         retry_on: Iterable[ErrorClass] = (),
     ) -> Self:
         """Every wait is the same."""
-        return cls(attempts=attempts, delays=(delay,), jitter=jitter, delay_max=delay or None, give_up_on=give_up_on, retry_on=retry_on)
+        return cls(attempts=attempts, delays=(delay,), jitter=jitter, give_up_on=give_up_on, retry_on=retry_on)
 
     @classmethod
     def listed(
