@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 from duewheel.adapters.avro import codec
 from duewheel.core import commands
 from duewheel.core.errors import Reason, RejectedJob
-from duewheel.core.limits import DUE_MS_MAX, DUE_MS_MIN, HEADERS_BYTES_MAX, RECORD_BYTES_MAX, RETENTION_MS_MAX
+from duewheel.core.limits import (
+    ATTEMPTS_MAX,
+    CRASHES_MAX,
+    DUE_MS_MAX,
+    DUE_MS_MIN,
+    HEADERS_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    RETENTION_MS_MAX,
+    RETRY_CLASSES_MAX,
+    RETRY_DELAY_MS_MAX,
+    RETRY_DELAYS_MAX,
+    RETRY_FACTOR_MAX,
+    RUN_TIMEOUT_MS_MAX,
+    TOTAL_TIMEOUT_MS_MAX,
+)
 
 anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text()), st.just({}))
 names = st.one_of(st.text(), st.text("ab ", min_size=250, max_size=260), st.characters(categories=["Cs", "Cc", "Zl"]))
@@ -26,6 +40,35 @@ def mostly(good: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.
     return st.one_of(good, good, good, *others, anything)
 
 
+def up_to(most: int) -> st.SearchStrategy[Any]:
+    return mostly(st.integers(0, most), st.sampled_from([0, 1, most, most + 1, -1]))
+
+
+def names_up_to(count: int) -> st.SearchStrategy[Any]:
+    lists = [st.lists(st.sampled_from(["ValueError", "billing.errors.Declined"]), max_size=3), st.lists(names, max_size=3)]
+    return mostly(st.just([]), *lists, st.just(["x" * 190] * count))
+
+
+limits = st.fixed_dictionaries(
+    {
+        "expires_ms": mostly(st.just(0), st.integers(DUE_MS_MIN, DUE_MS_MAX), st.sampled_from([DUE_MS_MIN - 1, DUE_MS_MAX + 1])),
+        "total_timeout_ms": up_to(TOTAL_TIMEOUT_MS_MAX),
+        "crashes_max": up_to(CRASHES_MAX),
+    }
+)
+policies = st.fixed_dictionaries(
+    {
+        "attempts_max": up_to(ATTEMPTS_MAX),
+        "delays_ms": mostly(st.lists(up_to(RETRY_DELAY_MS_MAX), max_size=3), st.just([0] * (RETRY_DELAYS_MAX + 1))),
+        "factor": mostly(st.floats(1.0, RETRY_FACTOR_MAX), st.floats()),
+        "delay_ms_max": up_to(RETRY_DELAY_MS_MAX),
+        "jitter": mostly(st.floats(0.0, 1.0), st.floats()),
+        "give_up_on": names_up_to(RETRY_CLASSES_MAX),
+        "retry_on": names_up_to(RETRY_CLASSES_MAX),
+        "run_timeout_ms": up_to(RUN_TIMEOUT_MS_MAX),
+    }
+)
+
 records = st.fixed_dictionaries(
     {
         "job_id": mostly(st.text("abc-1", min_size=1, max_size=9), names),
@@ -34,12 +77,14 @@ records = st.fixed_dictionaries(
         "on_conflict": mostly(st.sampled_from(["IGNORE", "REPLACE"])),
         "retention_ms": mostly(st.integers(0, RETENTION_MS_MAX), st.sampled_from([-1, RETENTION_MS_MAX + 1])),
         "queue": mostly(st.sampled_from(["default", "a.b"]), names),
+        "limits": mostly(st.none(), limits),
         "work": st.fixed_dictionaries(
             {
                 "task": mostly(st.just("send_email"), names),
                 "content_type": mostly(st.sampled_from(sorted(commands.CONTENT_TYPES))),
                 "payload": mostly(st.binary()),
                 "headers": mostly(st.just({}), headers),
+                "policy": mostly(st.none(), policies),
             }
         ),
     }
@@ -78,3 +123,15 @@ def test_what_is_taken_can_be_sent_and_is_taken_again(record: Any) -> None:
         kind, again, _ = codec.decode_command(value)
         assert (kind, again) == ("schedule", record)
         assert verdict(again) is None
+
+
+@given(limits, policies)
+def test_limits_and_a_policy_that_are_taken_can_be_sent_and_are_taken_again(limits: Any, policy: Any) -> None:
+    work = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": policy}
+    record: Any = {"job_id": "j", "due_ms": DUE_MS_MIN, "created_ms": 0, "on_conflict": "IGNORE", "retention_ms": 0, "queue": "q"}
+    record |= {"limits": limits, "work": work}
+    assert verdict(record) == by_the_rules(record)
+    if verdict(record) is None:
+        decoded = codec.decode_command(codec.encode_schedule(record))
+        assert decoded[:2] == ("schedule", record)
+        assert verdict(decoded[1]) is None

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import pytest
 
-from duewheel.core.commands import check_cancel, check_schedule
+from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import (
+    ATTEMPTS_MAX,
+    CRASHES_MAX,
     DUE_MS_MAX,
     DUE_MS_MIN,
+    ERROR_TYPE_CHARS_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_COUNT_MAX,
     JOB_ID_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     QUEUE_CHARS_MAX,
     RETENTION_MS_MAX,
+    RETRY_CLASSES_BYTES_MAX,
+    RETRY_CLASSES_MAX,
+    RETRY_DELAY_MS_MAX,
+    RETRY_DELAYS_MAX,
+    RETRY_FACTOR_MAX,
+    RUN_TIMEOUT_MS_MAX,
     TASK_BYTES_MAX,
+    TOTAL_TIMEOUT_MS_MAX,
 )
 
 NOW_MS = 1_790_000_000_000
@@ -25,12 +37,26 @@ NOW_MS = 1_790_000_000_000
 
 def schedule(**changes: Any) -> Any:
     """A good schedule, with changes to its fields or those of its work."""
-    work: dict[str, Any] = {"task": "send_email", "content_type": "application/json", "payload": b"{}", "headers": {}}
-    record: dict[str, Any] = {"job_id": "j1", "due_ms": NOW_MS, "created_ms": NOW_MS, "on_conflict": "IGNORE"}
+    work: dict[str, Any] = {"task": "send_email", "content_type": "application/json", "payload": b"{}", "headers": {}, "policy": None}
+    record: dict[str, Any] = {"job_id": "j1", "due_ms": NOW_MS, "created_ms": NOW_MS, "on_conflict": "IGNORE", "limits": None}
     record |= {"retention_ms": 86_400_000, "queue": "default", "work": work}
     for name, value in changes.items():
         (work if name in work else record)[name] = value
     return record
+
+
+def limits(**changes: Any) -> dict[str, Any]:
+    return {"limits": {"expires_ms": 0, "total_timeout_ms": 0, "crashes_max": 0} | changes}
+
+
+def policy(**changes: Any) -> dict[str, Any]:
+    unsaid = {"attempts_max": 0, "delays_ms": [], "factor": 1.0, "delay_ms_max": 0, "jitter": 0.0}
+    return {"policy": unsaid | {"give_up_on": [], "retry_on": [], "run_timeout_ms": 0} | changes}
+
+
+def classes(count: int, size: int) -> list[str]:
+    """So many names of so many bytes each."""
+    return [f"{n:02}".ljust(size, "é" if size % 2 == 0 else "x").encode()[:size].decode() for n in range(count)]
 
 
 def refusal(**changes: Any) -> RejectedJob:
@@ -63,6 +89,22 @@ GOOD: list[dict[str, Any]] = [
     {"headers": {f"{n}": "" for n in range(HEADERS_COUNT_MAX)}},
     {"headers": {"n": "v" * (HEADERS_BYTES_MAX - 1)}},
     {"headers": {"n": "é" * (HEADERS_BYTES_MAX // 2 - 1)}},
+    limits(),
+    limits(expires_ms=NOW_MS + 1),
+    {"due_ms": DUE_MS_MIN} | limits(expires_ms=DUE_MS_MAX),
+    limits(total_timeout_ms=1),
+    limits(total_timeout_ms=TOTAL_TIMEOUT_MS_MAX),
+    limits(crashes_max=CRASHES_MAX),
+    policy(),
+    policy(attempts_max=ATTEMPTS_MAX),
+    policy(delays_ms=[0]),
+    policy(delays_ms=[RETRY_DELAY_MS_MAX] * RETRY_DELAYS_MAX, factor=RETRY_FACTOR_MAX, jitter=1.0),
+    policy(delay_ms_max=RETRY_DELAY_MS_MAX),
+    policy(run_timeout_ms=RUN_TIMEOUT_MS_MAX),
+    policy(give_up_on=["ValueError"], retry_on=["billing.errors.Größe", "a.<locals>.B"]),
+    policy(give_up_on=classes(RETRY_CLASSES_MAX, 100), retry_on=classes(RETRY_CLASSES_MAX, 100)),
+    policy(retry_on=classes(RETRY_CLASSES_MAX, ERROR_TYPE_CHARS_MAX)),
+    limits(crashes_max=1) | policy(attempts_max=1),
 ]
 
 
@@ -122,6 +164,58 @@ BAD: list[tuple[dict[str, Any], Reason]] = [
     ({"headers": {f"{n}": "" for n in range(HEADERS_COUNT_MAX + 1)}}, Reason.BAD_HEADERS),
     ({"headers": {"n": "v" * HEADERS_BYTES_MAX}}, Reason.BAD_HEADERS),
     ({"headers": {"n": "é" * (HEADERS_BYTES_MAX // 2)}}, Reason.BAD_HEADERS),
+    ({"limits": {}}, Reason.BAD_LIMITS),
+    ({"limits": []}, Reason.BAD_LIMITS),
+    ({"limits": 7}, Reason.BAD_LIMITS),
+    ({"limits": {"expires_ms": 0, "total_timeout_ms": 0}}, Reason.BAD_LIMITS),
+    (limits(expires_ms=NOW_MS), Reason.BAD_LIMITS),
+    (limits(expires_ms=1), Reason.BAD_LIMITS),
+    (limits(expires_ms=-1), Reason.BAD_LIMITS),
+    (limits(expires_ms=DUE_MS_MAX + 1), Reason.BAD_LIMITS),
+    (limits(expires_ms=10**400), Reason.BAD_LIMITS),
+    (limits(expires_ms=True), Reason.BAD_LIMITS),
+    (limits(expires_ms=None), Reason.BAD_LIMITS),
+    (limits(total_timeout_ms=-1), Reason.BAD_LIMITS),
+    (limits(total_timeout_ms=TOTAL_TIMEOUT_MS_MAX + 1), Reason.BAD_LIMITS),
+    (limits(total_timeout_ms=1.0), Reason.BAD_LIMITS),
+    (limits(crashes_max=-1), Reason.BAD_LIMITS),
+    (limits(crashes_max=CRASHES_MAX + 1), Reason.BAD_LIMITS),
+    (limits(crashes_max="3"), Reason.BAD_LIMITS),
+    ({"policy": {}}, Reason.BAD_POLICY),
+    ({"policy": False}, Reason.BAD_POLICY),
+    (policy(attempts_max=-1), Reason.BAD_POLICY),
+    (policy(attempts_max=ATTEMPTS_MAX + 1), Reason.BAD_POLICY),
+    (policy(attempts_max=True), Reason.BAD_POLICY),
+    (policy(delays_ms=None), Reason.BAD_POLICY),
+    (policy(delays_ms=(1,)), Reason.BAD_POLICY),
+    (policy(delays_ms=[-1]), Reason.BAD_POLICY),
+    (policy(delays_ms=[1, RETRY_DELAY_MS_MAX + 1]), Reason.BAD_POLICY),
+    (policy(delays_ms=[1.0]), Reason.BAD_POLICY),
+    (policy(delays_ms=[1] * (RETRY_DELAYS_MAX + 1)), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], factor=0.5), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], factor=RETRY_FACTOR_MAX + 1), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], factor=inf), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], factor=nan), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], factor=2), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], jitter=-0.1), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], jitter=-0.0), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], jitter=1.1), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], jitter=nan), Reason.BAD_POLICY),
+    (policy(delays_ms=[1], jitter=None), Reason.BAD_POLICY),
+    (policy(factor=2.0), Reason.BAD_POLICY),
+    (policy(jitter=0.5), Reason.BAD_POLICY),
+    (policy(delay_ms_max=-1), Reason.BAD_POLICY),
+    (policy(delay_ms_max=RETRY_DELAY_MS_MAX + 1), Reason.BAD_POLICY),
+    (policy(run_timeout_ms=RUN_TIMEOUT_MS_MAX + 1), Reason.BAD_POLICY),
+    (policy(run_timeout_ms=0.5), Reason.BAD_POLICY),
+    (policy(give_up_on="ValueError"), Reason.BAD_POLICY),
+    (policy(give_up_on=[""]), Reason.BAD_POLICY),
+    (policy(give_up_on=[ValueError]), Reason.BAD_POLICY),
+    (policy(give_up_on=["a\nb"]), Reason.BAD_POLICY),
+    (policy(retry_on=["\ud800"]), Reason.BAD_POLICY),
+    (policy(retry_on=["x" * (ERROR_TYPE_CHARS_MAX + 1)]), Reason.BAD_POLICY),
+    (policy(retry_on=["x"] * (RETRY_CLASSES_MAX + 1)), Reason.BAD_POLICY),
+    (policy(give_up_on=classes(20, 200), retry_on=["x" * (RETRY_CLASSES_BYTES_MAX - 4_000 + 1)]), Reason.BAD_POLICY),
 ]
 
 
@@ -140,6 +234,19 @@ def test_a_cancel_needs_an_id_that_a_job_can_have(job_id: Any) -> None:
 def test_a_cancel_of_any_id_that_a_job_can_have_is_taken() -> None:
     for job_id in ("j", "j" * JOB_ID_BYTES_MAX, "ключ 🙂"):
         check_cancel({"job_id": job_id, "created_ms": NOW_MS})
+
+
+@pytest.mark.parametrize("check", [check_redrive, check_drop])
+def test_a_redrive_and_a_drop_need_an_id_and_a_token_that_an_attempt_can_have(check: Callable[[Any], None]) -> None:
+    for token in (1, 2**63 - 1):
+        check({"job_id": "j", "token": token, "created_ms": NOW_MS})
+    for bad in (0, -1, 2**63, 10**5_000, 1.0, True, "1", None):
+        with pytest.raises(RejectedJob) as caught:
+            check({"job_id": "j", "token": bad, "created_ms": NOW_MS})
+        assert caught.value.reason == Reason.BAD_TOKEN
+    with pytest.raises(RejectedJob) as caught:
+        check({"job_id": "", "token": 1, "created_ms": NOW_MS})
+    assert caught.value.reason == Reason.BAD_JOB_ID
 
 
 @pytest.mark.parametrize(
@@ -182,3 +289,8 @@ def test_a_message_never_repeats_a_huge_value() -> None:
     assert len(str(refusal(retention_ms=-(10**10_000)))) < 300
     assert len(str(refusal(queue="\n" * 10**6))) < 300
     assert len(str(refusal(due_ms=10**10_000))) < 300
+    assert len(str(refusal(**limits(expires_ms=10**10_000)))) < 300
+    assert len(str(refusal(**limits(crashes_max="3" * 10**6)))) < 300
+    assert len(str(refusal(limits={"a" * 10**6: 1}))) < 300
+    assert len(str(refusal(**policy(delays_ms=[10**10_000])))) < 300
+    assert len(str(refusal(**policy(give_up_on=["x" * 10**6])))) < 300

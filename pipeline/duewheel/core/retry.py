@@ -28,6 +28,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from hashlib import blake2b
 from math import ceil, isfinite
 from typing import Final, NoReturn, Self, TypeVar
@@ -60,6 +61,7 @@ Item = TypeVar("Item")
 RETRY_NAME: Final = "duewheel.Retry"
 """What a handler raises to be tried again, whatever the policy says of error classes."""
 
+_NOTHING: Final = timedelta(0)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and what UTF-8 cannot say
 
@@ -311,10 +313,10 @@ def _span_ms(span: Span, thing: str, least_ms: int = 0) -> int:
     """In whole milliseconds, rounded up."""
     span_ms = -1
     if isinstance(span, timedelta):
-        span_ms = -(-span // _MILLISECOND)
+        span_ms = -(-span // _MILLISECOND) if span >= _NOTHING else -1
     elif type(span) in (int, float) and 0 <= span <= RETRY_DELAY_MS_MAX // 1_000:
-        # Through microseconds: in binary 1.1 s is a little more than that, and would become 1,101 ms.
-        span_ms = -(-round(span * 1_000_000) // 1_000)
+        # Through the decimal number that was written: in binary 1.1 is a little more than 1.1, and would become 1,101 ms.
+        span_ms = ceil(Decimal(repr(span)) * 1_000)
     if not least_ms <= span_ms <= RETRY_DELAY_MS_MAX:
         allowed = f"a timedelta or seconds, from {least_ms / 1_000:g} to {RETRY_DELAY_MS_MAX // 1_000:,} s (30 days)"
         _refuse(thing, repr(span)[:100], allowed)
