@@ -15,6 +15,7 @@ from duewheel.core.limits import (
     CRASHES_MAX,
     DUE_MS_MAX,
     DUE_MS_MIN,
+    ERROR_TYPE_CHARS_MAX,
     HEADERS_BYTES_MAX,
     RECORD_BYTES_MAX,
     RETENTION_MS_MAX,
@@ -37,21 +38,25 @@ headers = st.one_of(
 
 
 def mostly(good: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.one_of(good, good, good, *others, anything)
+    """One in thirty is not good, so that of whole records about as many are taken as are refused."""
+    bad = st.one_of(*others, anything)
+    return st.integers(1, 30).flatmap(lambda chance: bad if chance == 30 else good)
 
 
 def up_to(most: int) -> st.SearchStrategy[Any]:
-    return mostly(st.integers(0, most), st.sampled_from([0, 1, most, most + 1, -1]))
+    return mostly(st.one_of(st.integers(0, most), st.sampled_from([0, 1, most])), st.sampled_from([most + 1, -1]))
 
 
 def names_up_to(count: int) -> st.SearchStrategy[Any]:
-    lists = [st.lists(st.sampled_from(["ValueError", "billing.errors.Declined"]), max_size=3), st.lists(names, max_size=3)]
-    return mostly(st.just([]), *lists, st.just(["x" * 190] * count))
+    good = st.lists(st.sampled_from(["ValueError", "billing.errors.Größe", "x" * ERROR_TYPE_CHARS_MAX]), max_size=count)
+    return mostly(good, st.lists(names, max_size=3), st.just(["x"] * (count + 1)))
 
 
 limits = st.fixed_dictionaries(
     {
-        "expires_ms": mostly(st.just(0), st.integers(DUE_MS_MIN, DUE_MS_MAX), st.sampled_from([DUE_MS_MIN - 1, DUE_MS_MAX + 1])),
+        "expires_ms": mostly(
+            st.one_of(st.just(0), st.integers(DUE_MS_MIN + 1, DUE_MS_MAX)), st.sampled_from([DUE_MS_MIN - 1, DUE_MS_MIN, DUE_MS_MAX + 1])
+        ),
         "total_timeout_ms": up_to(TOTAL_TIMEOUT_MS_MAX),
         "crashes_max": up_to(CRASHES_MAX),
     }
@@ -77,14 +82,14 @@ records = st.fixed_dictionaries(
         "on_conflict": mostly(st.sampled_from(["IGNORE", "REPLACE"])),
         "retention_ms": mostly(st.integers(0, RETENTION_MS_MAX), st.sampled_from([-1, RETENTION_MS_MAX + 1])),
         "queue": mostly(st.sampled_from(["default", "a.b"]), names),
-        "limits": mostly(st.none(), limits),
+        "limits": mostly(st.one_of(st.none(), limits)),
         "work": st.fixed_dictionaries(
             {
                 "task": mostly(st.just("send_email"), names),
                 "content_type": mostly(st.sampled_from(sorted(commands.CONTENT_TYPES))),
                 "payload": mostly(st.binary()),
                 "headers": mostly(st.just({}), headers),
-                "policy": mostly(st.none(), policies),
+                "policy": mostly(st.one_of(st.none(), policies)),
             }
         ),
     }
