@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -16,13 +16,30 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from structlog.testing import capture_logs
 
 import duewheel
-from duewheel import Client, Job, JobFailed
+from duewheel import Client, Job, JobFailed, RetryPolicy
 from duewheel.adapters.avro import codec
 from duewheel.adapters.kafka.intake import KafkaIntake
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.main import cli
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable, CallerError, EnvironmentFailure, RejectedJob, TopicMissing
-from duewheel.core.limits import HEADERS_BYTES_MAX, JOB_ID_BYTES_MAX, PAYLOAD_BYTES_MAX, QUEUE_CHARS_MAX, TASK_BYTES_MAX
+from duewheel.core.limits import (
+    ATTEMPTS_MAX,
+    CRASHES_MAX,
+    DUE_MS_MAX,
+    HEADERS_BYTES_MAX,
+    JOB_ID_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    QUEUE_CHARS_MAX,
+    RECORD_BYTES_MAX,
+    RETRY_CLASSES_BYTES_MAX,
+    RETRY_CLASSES_MAX,
+    RETRY_DELAY_MS_MAX,
+    RETRY_DELAYS_MAX,
+    RETRY_FACTOR_MAX,
+    RUN_TIMEOUT_MS_MAX,
+    TASK_BYTES_MAX,
+    TOTAL_TIMEOUT_MS_MAX,
+)
 from duewheel.core.topology import partition_of
 from duewheel.devbroker import DevCluster
 from duewheel.ports import Receipt
@@ -69,6 +86,30 @@ def test_a_cancel_lies_behind_its_job_in_the_same_partition(client: Client, inst
     assert (key.decode(), codec.decode_command(value)[:1]) == (handle.job_id, ("cancel",))
 
 
+def test_limits_and_a_policy_are_stored_with_their_job(client: Client, installation: Installation) -> None:
+    due = datetime(2030, 1, 1, tzinfo=UTC)
+    retry = RetryPolicy.listed([1, timedelta(minutes=1)], give_up_on=[ValueError])
+    handle = client.schedule("t", at=due, expires_at=due + timedelta(hours=1), retry=retry, timeout=30, total_timeout=7_200, crash_limit=2)
+    [(_, value)] = read(installation, [Receipt(handle.partition, handle.offset)])
+    decoded = codec.decode_command(value)
+    assert decoded[0] == "schedule"
+    assert decoded[1]["limits"] == {"expires_ms": 1_893_459_600_000, "total_timeout_ms": 7_200_000, "crashes_max": 2}
+    assert decoded[1]["work"]["policy"] == retry.to_record(30_000)
+
+
+def test_redrives_and_drops_lie_where_their_job_does(client: Client, installation: Installation) -> None:
+    receipts = [client.redrive("jöb-1", 7), client.drop("jöb-1", 8)]
+    assert client.redrive_many((f"job-{n}", n + 1) for n in range(2_000)) == 2_000
+    assert client.drop_many([("jöb-1", 9)]) == 1
+    assert {receipt.partition for receipt in receipts} == {partition_of("jöb-1".encode(), 4)}
+    decoded = [codec.decode_command(value)[:2] for _, value in read(installation, receipts)]
+    assert [(kind, command["job_id"], command.get("token")) for kind, command in decoded] == [("redrive", "jöb-1", 7), ("drop", "jöb-1", 8)]
+    assert count(installation) == 2_003
+    with pytest.raises(RejectedJob, match="token 0 is none"):
+        client.redrive("jöb-1", 0)
+    assert count(installation) == 2_003
+
+
 def test_W11_the_largest_job_that_is_accepted_is_stored(client: Client, installation: Installation) -> None:
     """Every limit reached at once fits the topic as it is declared."""
     largest = client.schedule(
@@ -77,9 +118,22 @@ def test_W11_the_largest_job_that_is_accepted_is_stored(client: Client, installa
         job_id="j" * JOB_ID_BYTES_MAX,
         queue="q" * QUEUE_CHARS_MAX,
         headers={f"{n:02}" + "h" * 126: "v" * (HEADERS_BYTES_MAX // 64 - 128) for n in range(64)},
+        expires_at=DUE_MS_MAX,
+        retry=RetryPolicy(
+            attempts=ATTEMPTS_MAX,
+            delays=[timedelta(milliseconds=RETRY_DELAY_MS_MAX)] * RETRY_DELAYS_MAX,
+            factor=RETRY_FACTOR_MAX,
+            jitter=1.0,
+            give_up_on=[f"{n:0{RETRY_CLASSES_BYTES_MAX // 2 // RETRY_CLASSES_MAX}}" for n in range(RETRY_CLASSES_MAX)],
+            retry_on=[f"{n:0{RETRY_CLASSES_BYTES_MAX // 2 // RETRY_CLASSES_MAX}}" for n in range(RETRY_CLASSES_MAX)],
+        ),
+        timeout=timedelta(milliseconds=RUN_TIMEOUT_MS_MAX),
+        total_timeout=timedelta(milliseconds=TOTAL_TIMEOUT_MS_MAX),
+        crash_limit=CRASHES_MAX,
     )
     [(_, value)] = read(installation, [Receipt(largest.partition, largest.offset)])
     assert codec.decode_command(value)[0] == "schedule"
+    assert len(value) <= RECORD_BYTES_MAX
 
 
 def test_W11_a_payload_over_the_limit_stores_nothing(client: Client, installation: Installation) -> None:
@@ -272,8 +326,9 @@ def test_schedule_and_cancel_from_the_command_line(installation: Installation) -
 
 
 def test_what_encode_writes_is_what_schedule_sends(installation: Installation) -> None:
-    encoded = CliRunner().invoke(cli, ["encode", "schedule", "t", "7", "--job-id", "j", "--at", "1893456000000"]).stdout_bytes
-    duewheel_command(installation, "schedule", "t", "7", "--job-id", "j", "--at", "1893456000000")
+    job = ["t", "7", "--job-id", "j", "--at", "1893456000000", "--attempts", "2", "--run-timeout", "5s", "--crash-limit", "1"]
+    encoded = CliRunner().invoke(cli, ["encode", "schedule", *job]).stdout_bytes
+    duewheel_command(installation, "schedule", *job)
     [(_, sent)] = read(installation, [Receipt(partition_of(b"j", 4), 0)])
     one, other = (codec.decode_command(value)[1] for value in (encoded, sent))
     assert {**one, "created_ms": 0} == {**other, "created_ms": 0}
