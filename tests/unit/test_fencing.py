@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -406,6 +409,22 @@ def test_a_pipeline_gets_the_same_answers(postgresql: Database) -> None:
             fencing.guard(connection, "r", attempt(8))
 
 
+def test_no_driver_is_needed_but_the_users_own() -> None:
+    program = """
+import sys
+sys.modules["psycopg"] = None  # an import of it fails
+from duewheel import fencing
+assert "sqlite3" not in sys.modules
+import sqlite3
+connection = sqlite3.connect(":memory:")
+fencing.create_tables(connection)
+fencing.guard(connection, "r", fencing.Attempt("job/1", 1))
+assert fencing.once(connection, fencing.Attempt("job/1", 1))
+connection.close()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=TIMEOUT_S)
+
+
 def test_another_driver_is_refused_with_what_to_do() -> None:
     with pytest.raises(BadConfiguration, match=r"not with types\.SimpleNamespace; .*driver_connection"):
         fencing.once(SimpleNamespace(), attempt(1))  # type: ignore[arg-type]
@@ -423,8 +442,6 @@ async def _refused_async(conninfo: str) -> None:
 
 
 def test_an_asynchronous_connection_is_refused_with_what_to_do(postgres: Postgres) -> None:
-    import asyncio
-
     conninfo = postgres.database()
     with psycopg.connect(conninfo) as connection:
         fencing.create_tables(connection)
