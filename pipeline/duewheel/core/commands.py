@@ -6,7 +6,8 @@ what a client of this version accepts no processor of this version refuses.
 
 The rules are spelled out in functions named after what they check; each raises `RejectedJob` with the thing, the value, the limit and
 the remedy. In front of them stands one expression that recognizes an ordinary command in half a microsecond, where the rules take four.
-It may say no to a good command, which costs those microseconds; it never says yes to a bad one.
+It may say no to a good command, which costs those microseconds; it never says yes to a bad one. Limits and policies have no short way:
+the few jobs that have them pay 2 µs for the one and 5 µs for the other.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A policy lists waits and says by what factor each further one grows. What it does not say is left to the next: the job's own policy comes
 first, then its task's, then the default of five attempts after 1 s, 4 s, 16 s and 64 s.
 
-    RetryPolicy.exponential(attempts=6, first=2)          2 s, 4 s, 8 s, 16 s, 32 s
+    RetryPolicy.exponential(first=2, factor=3)            2 s, 6 s, 18 s, 54 s, before jitter
     RetryPolicy.fixed(timedelta(minutes=5))               5 min, 5 min, 5 min, 5 min
     RetryPolicy.listed([1, 10, 600])                      1 s, 10 s, 10 min
     RetryPolicy(attempts=20)                              the waits are those of the task, or the default's
@@ -324,8 +324,7 @@ def _span_ms(span: Span, thing: str, least_ms: int = 0) -> int:
 
 
 def _class_names(classes: Iterable[ErrorClass], thing: str) -> tuple[str, ...]:
-    kinds = (classes,) if isinstance(classes, type) else _items(classes, thing)
-    names = tuple(dict.fromkeys(_class_name(kind, thing) for kind in kinds))
+    names = tuple(dict.fromkeys(_class_name(kind, thing) for kind in _items(classes, thing)))
     if len(names) > RETRY_CLASSES_MAX:
         _refuse(thing, f"{len(names)} classes", f"at most {RETRY_CLASSES_MAX}; name a common base class")
     return names
