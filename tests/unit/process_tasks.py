@@ -49,7 +49,7 @@ def leave(code: int) -> None:
 def leave_heir(payload: str) -> None:
     """Ends the process, and leaves another one behind that holds all that was open."""
     if os.fork() == 0:
-        Path(payload).write_text(str(os.getpid()))
+        _say_pid(payload)
         time.sleep(60)
     while not Path(payload).exists():
         time.sleep(0.01)
@@ -68,7 +68,7 @@ def fail(payload: str) -> None:
 @app.task(executor="process")
 def hang(payload: str) -> None:
     """Says who it is, and goes on for ever, whatever it is asked."""
-    Path(payload).write_text(str(os.getpid()))
+    _say_pid(payload)
     while True:
         time.sleep(1)
 
@@ -120,3 +120,9 @@ def has_descriptor(number: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _say_pid(path: str) -> None:
+    unfinished = Path(f"{path}.unfinished")
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(path)  # so that who sees it sees it whole

@@ -194,6 +194,7 @@ class Task:
         run_timeout_ms: how long an attempt may take.
         heartbeat_timeout_ms: within which time it promises to call `heartbeat`; 0: the worker beats for it.
         concurrency: how many of it may run at a time in a worker; 0: as many as the worker can.
+        is_plain: whether it runs in threads, without a limit of its own, as most do.
         keeps_result: whether what it returns is kept.
         call: runs it for a context, between the app's middleware; for a coroutine function, returns the coroutine.
     """
@@ -206,6 +207,7 @@ class Task:
         "handler",
         "heartbeat_timeout_ms",
         "is_async",
+        "is_plain",
         "keeps_result",
         "name",
         "policy",
@@ -233,6 +235,7 @@ class Task:
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
             raise BadConfiguration(f"the concurrency of task {name!r} is {concurrency!r}; it must be a whole number from 1, or left out")
         self.concurrency = concurrency or 0
+        self.is_plain = self.executor == THREAD and not self.concurrency
         self.keeps_result = keep_result
         self._bare = self.call = _caller(name, handler)
 

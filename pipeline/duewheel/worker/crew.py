@@ -70,11 +70,15 @@ class Desk:
     # --- for the loop ---
 
     def submit(self, runs: Sequence[Run]) -> None:
-        batches: dict[str, list[Run | Turn]] = {kind: [] for kind in self._executors}
+        plain: list[Run | Turn] = []
+        batches = {THREAD: plain}
         for run in runs:
             run.desk = self
             task = run.task
-            batches[task.executor].append(self._turn(run) if task.concurrency else run)
+            if task.is_plain:
+                plain.append(run)
+            else:
+                batches.setdefault(task.executor, []).append(self._turn(run) if task.concurrency else run)
         for kind, batch in batches.items():
             if batch:
                 executor, line = self._executors[kind]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from duewheel.worker.executors.limits import Limit
 
 
+Take: TypeAlias = Callable[[], Run | None]
+
+
 class Turn(NamedTuple):
     """Stands in line for whichever run of a task with a limit is next."""
 
@@ -40,9 +43,10 @@ class Line:
         submitted: how many were ever put here, by the desk's polling thread.
         taken: how many of them were gone at its last nudge.
         eagerness: how many threads it wakes at the next one.
+        take: the next run, if one waits and may start.
     """
 
-    __slots__ = ("_clock", "desk", "eagerness", "queue", "submitted", "taken")
+    __slots__ = ("_clock", "desk", "eagerness", "queue", "submitted", "take", "taken")
 
     def __init__(self, desk: Desk, clock: Clock) -> None:
         self.desk = desk
@@ -51,26 +55,32 @@ class Line:
         self.submitted = 0
         self.taken = 0
         self.eagerness = 1
+        self.take = self._taking()
 
     def is_open(self) -> bool:
         """Whether anything waits that may be taken now."""
         return bool(self.queue) and self._clock.steady_ms() < self.desk.gate_ms
 
-    def take(self) -> Run | None:
-        queue, steady_ms = self.queue, self._clock.steady_ms
-        while queue:
-            now_ms = steady_ms()
-            if now_ms >= self.desk.gate_ms:
-                return None
-            try:
-                first = queue.popleft()
-            except IndexError:
-                return None  # another thread was faster
-            run = first.limit.claim(self) if isinstance(first, Turn) else first
-            if run is not None:
-                run.started_steady_ms = now_ms
-                return run
-        return None
+    def _taking(self) -> Take:
+        # A closure, since this is done once a run: looking all this up in `self` would cost as much again.
+        queue, popleft, desk, steady_ms = self.queue, self.queue.popleft, self.desk, self._clock.steady_ms
+
+        def take() -> Run | None:
+            while queue:
+                now_ms = steady_ms()
+                if now_ms >= desk.gate_ms:
+                    return None
+                try:
+                    first = popleft()
+                except IndexError:
+                    return None  # another thread was faster
+                run = first if isinstance(first, Run) else first.limit.claim(self)
+                if run is not None:
+                    run.started_steady_ms = now_ms
+                    return run
+            return None
+
+        return take
 
     def withdraw(self, unwanted: Callable[[Run], bool]) -> list[Run]:
         """Takes back what nobody took. Each run that is popped here is ours alone, however many threads pop at the same time."""
@@ -88,9 +98,6 @@ class Line:
                 kept.append(run)
         queue.extend(kept)
         return withdrawn
-
-
-Take: TypeAlias = Callable[[], Run | None]
 
 
 def taking(lines: Sequence[Line], shares: Shares) -> Take:

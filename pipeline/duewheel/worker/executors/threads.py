@@ -71,12 +71,12 @@ class Handlers:
         log.warning("worker.thread_left_behind", task=run.task.name, left_behind=len(self._seats.freed))
 
     def perform(self, run: Run) -> bool:
-        running = self._running
+        running, task = self._running, run.task
         running[run] = self
         run.started_ms = self._wall_ms()
         try:
             # Context variables of its own, so that one handler's are not the next one's.
-            value = contextvars.Context().run(run.task.call, Context(run.dispatch, run.desk.queue, run))
+            value = contextvars.Context().run(task.call, Context(run.dispatch, run.desk.queue, run))
         except BaseException as error:  # whatever it is, also SystemExit: the handler failed, the worker goes on
             if running.pop(run, None) is None:
                 return False
@@ -84,7 +84,7 @@ class Handlers:
         else:
             if running.pop(run, None) is None:
                 return False
-            if run.task.keeps_result:
+            if task.keeps_result:
                 run.end(value)
         run.finished_ms = self._wall_ms()
         return True
