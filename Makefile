@@ -106,7 +106,7 @@ COMPILE += --python-version 3.11 pyproject.toml
 lock: setup ## Choose the pins of requirements/*.txt; ARGS=--upgrade takes newer versions
 	@$(PIP_INSTALL) $(FROM_LOCK) requirements/lock.txt
 	@$(COMPILE) $(ARGS) --output-file requirements/runtime.txt
-	@$(COMPILE) $(ARGS) --extra broker --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+	@$(COMPILE) $(ARGS) --extra broker --extra otel --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 $(ARGS) --group lock --output-file requirements/lock.txt
 
