@@ -274,14 +274,13 @@ def _check_policy(policy: object) -> None:
     _check_number(Reason.BAD_POLICY, "run_timeout_ms", policy["run_timeout_ms"], RUN_TIMEOUT_MS_MAX, "0 is as the task says")
     _check_number(Reason.BAD_POLICY, "delay_ms_max", policy["delay_ms_max"], RETRY_DELAY_MS_MAX, "0 is the default")
     _check_waits(policy["delays_ms"], policy["factor"], policy["jitter"])
-    if policy["give_up_on"] or policy["retry_on"]:
-        size = _check_classes("give_up_on", policy["give_up_on"]) + _check_classes("retry_on", policy["retry_on"])
-        if size > RETRY_CLASSES_BYTES_MAX:
-            _refuse(
-                Reason.BAD_POLICY,
-                f"give_up_on and retry_on have {size:,} bytes in UTF-8, at most {RETRY_CLASSES_BYTES_MAX:,} are allowed together; "
-                "name base classes",
-            )
+    size = _check_classes("give_up_on", policy["give_up_on"]) + _check_classes("retry_on", policy["retry_on"])
+    if size > RETRY_CLASSES_BYTES_MAX:
+        _refuse(
+            Reason.BAD_POLICY,
+            f"give_up_on and retry_on have {size:,} bytes in UTF-8, at most {RETRY_CLASSES_BYTES_MAX:,} are allowed together; "
+            "name base classes",
+        )
 
 
 def _check_waits(delays_ms: object, factor: object, jitter: object) -> None:
