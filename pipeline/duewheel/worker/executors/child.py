@@ -26,6 +26,7 @@ import asyncio
 import contextvars
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -39,7 +40,7 @@ from duewheel.worker.app import App, Context, Task
 from duewheel.worker.loading import load
 from duewheel.worker.verdicts import Cancelled, UnknownTask, Verdict, on_error, on_value
 
-_PARENT_CHECK_S: Final = 2.0
+_PARENT_CHECK_MS: Final = 2_000
 _ORDERLY_EXIT_S: Final = 5.0
 _BEAT_S: Final = 0.05
 
@@ -159,9 +160,11 @@ class Child:
             return on_error(error, task.policy, dispatch, attempt.cancelled)
 
     def _watch(self) -> None:
+        readable = select.poll()
+        readable.register(self._connection.fileno(), select.POLLIN)
         try:
             while True:
-                if self._connection.poll(_PARENT_CHECK_S):
+                if readable.poll(_PARENT_CHECK_MS):
                     self._take(*self._connection.recv())
                 elif os.getppid() != self._parent:
                     break
