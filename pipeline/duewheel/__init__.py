@@ -1,6 +1,6 @@
 """Duewheel: a distributed job scheduler on Kafka."""
 
-from duewheel.client import Client, Job, JobFailed, JobHandle, Scheduled
+from duewheel.client import Client, Job, JobDidNotSucceed, JobFailed, JobHandle, JobReplaced, JobResult, JobUnknown, Scheduled
 from duewheel.core.retry import RetryPolicy
 from duewheel.wiring import connect
 from duewheel.worker.app import App, Context
@@ -24,8 +24,12 @@ __all__ = [
     "Discard",
     "HeartbeatTimeout",
     "Job",
+    "JobDidNotSucceed",
     "JobFailed",
     "JobHandle",
+    "JobReplaced",
+    "JobResult",
+    "JobUnknown",
     "ProcessDied",
     "ResultTooLarge",
     "Retry",

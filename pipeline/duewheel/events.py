@@ -47,6 +47,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     # Reading partitions (adapters/kafka/readers.py)
     "reader.cluster_trouble": Event("A connection to the cluster failed; the client tries again by itself.", ("error",)),
     "reader.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "error")),
+    # Waiting for jobs to end (client/results.py)
+    "results.unavailable": Event("The state topic cannot be read just now; waits for jobs go on, and it is tried again.", ("error",)),
     # The timer processor (engine/processor.py)
     "processor.started": Event("A timer processor joined its group.", ("bootstrap_servers", "prefix", "state_dir")),
     "processor.stopped": Event("A timer processor left in good order.", ()),

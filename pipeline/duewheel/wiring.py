@@ -17,6 +17,7 @@ from duewheel.client import Client
 from duewheel.core.topology import PREFIX_DEFAULT, Topology
 
 if TYPE_CHECKING:
+    from duewheel.client.propagation import Propagate
     from duewheel.engine.processor import Processor
     from duewheel.ports import Clock, Codec
     from duewheel.worker.app import App
@@ -33,6 +34,7 @@ def connect(
     prefix: str = PREFIX_DEFAULT,
     options: Mapping[str, Any] | None = None,
     timeout_s: float = CLIENT_TIMEOUT_S,
+    propagate: Propagate | None = None,
 ) -> Client:
     """A client of one installation of Duewheel. It connects at its first call, and is closed by `close` or at the end of a `with`.
 
@@ -41,22 +43,26 @@ def connect(
         prefix: what the names of the installation's topics begin with.
         options: librdkafka settings, such as {"security.protocol": "SSL"}; they win over Duewheel's own.
         timeout_s: how long a call may wait for its acknowledgement.
+        propagate: gives headers that are added to each job's own, such as `duewheel.tracing.inject`, which gives the trace it belongs to.
 
     Raises:
         BadConfiguration: a setting has a wrong value.
     """
-    return producing_client(KafkaConfig(bootstrap_servers, options or {}), Topology(prefix), timeout_s)
+    return producing_client(KafkaConfig(bootstrap_servers, options or {}), Topology(prefix), timeout_s, propagate)
 
 
-def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float) -> Client:
+def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float, propagate: Propagate | None = None) -> Client:
     """A client over Kafka, Avro and the machine's clock."""
     from duewheel.adapters.avro import codec
     from duewheel.adapters.kafka.intake import KafkaIntake
+    from duewheel.adapters.kafka.states import KafkaStates
     from duewheel.adapters.system import SystemClock, new_job_id
+    from duewheel.client.results import Results
 
-    log = KafkaIntake(kafka, topology.intake, timeout_s)
+    log, clock = KafkaIntake(kafka, topology.intake, timeout_s), SystemClock()
     encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
-    return Client(log, SystemClock(), *encoders, new_job_id)
+    results = Results(lambda: KafkaStates(kafka, topology.state), codec, clock)
+    return Client(log, clock, *encoders, new_job_id, results, propagate)
 
 
 def record_codec(schema_registry: str | None, clock: Clock) -> Codec:

@@ -1,7 +1,8 @@
-"""What a producer imports: schedules jobs and cancels them, durably."""
+"""What a producer imports: schedules jobs and cancels them, durably, and waits for them."""
 
 from duewheel.client.bulk import JobFailed, Scheduled
 from duewheel.client.client import Client, JobHandle
 from duewheel.client.commands import Job
+from duewheel.client.reading import JobDidNotSucceed, JobReplaced, JobResult, JobUnknown
 
-__all__ = ["Client", "Job", "JobFailed", "JobHandle", "Scheduled"]
+__all__ = ["Client", "Job", "JobDidNotSucceed", "JobFailed", "JobHandle", "JobReplaced", "JobResult", "JobUnknown", "Scheduled"]

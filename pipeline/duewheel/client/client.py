@@ -17,15 +17,20 @@ a bounded buffer: over 100,000 jobs/s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from duewheel.client.bulk import Bulk, JobFailed, Scheduled
 from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
-from duewheel.core.model import Cancel, Drop, Redrive, Schedule
+from duewheel.client.propagation import Propagate, enriched
+from duewheel.client.reading import JobResult, Sought, mark
+from duewheel.client.results import Results
+from duewheel.core.errors import CallerError
+from duewheel.core.model import Cancel, Drop, OnConflict, Redrive, Schedule
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.ports import Clock, IntakeLog, Receipt
@@ -35,17 +40,51 @@ from duewheel.ports import Clock, IntakeLog, Receipt
 class JobHandle:
     """A job that is durable.
 
+    Waiting for it reads what its owner writes, so it needs no worker, and asks nobody. It stands for the very definition that the call
+    made; where the id was known already and the call was ignored, for the job that was known then.
+
     Attributes:
         job_id: as given, or as made.
-        due_ms: when it will be started, in milliseconds since the epoch.
-        partition: of the intake topic.
-        offset: of its command there.
+        due_ms: when it will be started, in milliseconds since the epoch; 0 where the handle was made by `Client.handle`.
+        partition: of the intake topic; -1 there.
+        offset: of its command there; -1 there.
     """
 
     job_id: str
     due_ms: int
     partition: int
     offset: int
+    _results: Results | None = field(default=None, repr=False, compare=False)
+    _sought: Sought | None = field(default=None, repr=False, compare=False)
+
+    def wait(self, timeout: timedelta | float | None = None) -> JobResult:
+        """Returns when the job has ended, however it did.
+
+        Args:
+            timeout: how long to wait, as a timedelta or in seconds; for ever by default.
+
+        Raises:
+            TimeoutError: it had not ended by then. It goes on, and so may you.
+            JobReplaced: it was defined anew before it ended.
+            JobUnknown: it was refused, for instance because its queue does not exist; or it ended and was forgotten.
+            TopicMissing: the installation's topics are gone.
+            CallerError: the client was closed.
+        """
+        results, sought = self._waiting()
+        return results.wait(sought, timeout)
+
+    def __await__(self) -> Generator[Any, None, JobResult]:
+        """As `wait`, in asyncio: for ever, unless it is cancelled or bounded by `asyncio.timeout`."""
+        results, sought = self._waiting()
+        return asyncio.wrap_future(results.future(sought)).__await__()
+
+    def __reduce__(self) -> tuple[type[JobHandle], tuple[str, int, int, int]]:
+        return JobHandle, (self.job_id, self.due_ms, self.partition, self.offset)
+
+    def _waiting(self) -> tuple[Results, Sought]:
+        if self._results is None or self._sought is None:
+            raise CallerError(f"the handle of job {self.job_id} has no client to wait with; ask one: client.handle({self.job_id!r})")
+        return self._results, self._sought
 
 
 class Client:
@@ -56,6 +95,8 @@ class Client:
         clock: what "now" is.
         encode_schedule, encode_cancel, encode_redrive, encode_drop: make a command's bytes.
         new_id: makes a job id, given the time in milliseconds.
+        results: what handles wait with; without, they cannot.
+        propagate: gives what is to travel in the headers of each job, such as the trace it belongs to.
     """
 
     def __init__(
@@ -67,6 +108,8 @@ class Client:
         encode_redrive: Callable[[Redrive], bytes],
         encode_drop: Callable[[Drop], bytes],
         new_id: Callable[[int], str],
+        results: Results | None = None,
+        propagate: Propagate | None = None,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -75,6 +118,8 @@ class Client:
         self._encode_redrive = encode_redrive
         self._encode_drop = encode_drop
         self._new_id = new_id
+        self._results = results
+        self._propagate = propagate
 
     def schedule(
         self,
@@ -104,9 +149,24 @@ class Client:
         """
         limits = (expires_at, retry, timeout, total_timeout, crash_limit)
         job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention, *limits)
-        command = schedule_command(job, self._clock.wall_ms(), self._new_id)
-        receipt = self._log.append(command["job_id"].encode(), self._encode_schedule(command))
-        return JobHandle(command["job_id"], command["due_ms"], receipt.partition, receipt.offset)
+        command = self._schedule(job)
+        job_id, due_ms = command["job_id"], command["due_ms"]
+        partition, offset = self._log.append(job_id.encode(), self._encode_schedule(command))
+        replaces = command["on_conflict"] == OnConflict.REPLACE
+        sought = Sought(job_id, partition, offset, command["created_ms"], mark(command), replaces)
+        return JobHandle(job_id, due_ms, partition, offset, self._results, sought)
+
+    def handle(self, job_id: str) -> JobHandle:
+        """A handle to wait with for a job of which only the id is known, such as one of `schedule_many` or of another process.
+
+        It stands for whatever the id means while it is waited for: the newest definition, also one that is still to come. To find out,
+        the job's partition of the state topic is read from its beginning at the first wait: some seconds for a million jobs.
+
+        Raises:
+            RejectedJob: no job can have this id.
+        """
+        cancel_command(job_id, 0)
+        return JobHandle(job_id, 0, -1, -1, self._results, Sought(job_id))
 
     def schedule_many(
         self,
@@ -181,7 +241,10 @@ class Client:
         return Bulk(self._log, self._drop, None, on_progress, "drop").run(runs).acknowledged
 
     def close(self) -> None:
-        """Lets go of the connections, after calls in other threads have ended; bounded by the timeout. Closing twice is fine."""
+        """Lets go of the connections, after calls in other threads have ended; bounded by the timeout. Whoever waits for a job is told that
+        the client was closed. Closing twice is fine."""
+        if self._results is not None:
+            self._results.close()
         self._log.close()
 
     def __enter__(self) -> Self:
@@ -190,8 +253,13 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _schedule(self, job: Job) -> Schedule:
+        if self._propagate is not None:
+            job = job._replace(headers=enriched(job.headers, self._propagate()))
+        return schedule_command(job, self._clock.wall_ms(), self._new_id)
+
     def _command(self, job: Job) -> tuple[str, bytes]:
-        command = schedule_command(job, self._clock.wall_ms(), self._new_id)
+        command = self._schedule(job)
         return command["job_id"], self._encode_schedule(command)
 
     def _redrive(self, run: tuple[str, int]) -> tuple[str, bytes]:
