@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from opentelemetry import baggage
+from opentelemetry import context as contexts
 from opentelemetry.sdk.trace import TracerProvider
 
 import duewheel
 from duewheel import Client, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
+from duewheel.client.reading import MARGIN_MS
 from duewheel.core.errors import CallerError
 from duewheel.devbroker.runfolder import RunFolder
 from duewheel.fleet import Child, Fleet
@@ -167,19 +170,13 @@ def test_an_id_that_is_known_already_stands_for_the_job_that_is_known(site: Site
         with site.client() as client:
             client.schedule_many(duewheel.Job("plain", n, job_id=f"filler-{n}-{i}") for i in range(800))
             assert client.handle(f"filler-{n}-799").wait(END_S).succeeded
-    time.sleep(waiting_margin_s())
+    time.sleep(MARGIN_MS / 1000 + 0.2)
     with site.client() as client:
         assert client.schedule("double", 5, job_id="same").wait(END_S).value == 2
         assert client.handle("same").wait(END_S).value == 2
         replaced = client.schedule("double", 7, job_id="same", on_conflict="replace")
         assert replaced.wait(END_S).value == 14
         assert replaced.wait(END_S).generation == 2
-
-
-def waiting_margin_s() -> float:
-    from duewheel.client.reading import MARGIN_MS
-
-    return MARGIN_MS / 1000 + 0.2
 
 
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:
@@ -203,25 +200,17 @@ def test_a_wait_survives_that_nobody_reads_and_ends_with_the_client(site: Site) 
     finally:
         site.processor.resume()
     assert handle.wait(END_S).value == 6
-    future = waiting_for(client.schedule("double", 3, delay=600))
+    results, sought = client.schedule("double", 3, delay=600)._waiting()
+    future = results.future(sought)
     client.close()
     with pytest.raises(CallerError, match="the client was closed"):
-        future().result(1)
+        future.result(1)
     with pytest.raises(CallerError, match="the client was closed"):
         handle.wait(1)
 
 
-def waiting_for(handle: duewheel.JobHandle) -> Callable[[], Any]:
-    results, sought = handle._waiting()
-    future = results.future(sought)
-    return lambda: future
-
-
 @pytest.mark.parametrize("task", ["trace_of", "trace_of_coroutine", "trace_of_process"])
 def test_a_trace_goes_from_enqueue_to_the_handler(site: Site, task: str) -> None:
-    from opentelemetry import baggage
-    from opentelemetry import context as contexts
-
     tracer = TracerProvider().get_tracer("test")
     with site.client(propagate=tracing.inject) as client, tracer.start_as_current_span("request") as span:
         attached = contexts.attach(baggage.set_baggage("tenant", "acme"))
@@ -249,5 +238,4 @@ def test_a_thousand_jobs_waited_for_one_after_the_other_read_the_log_once(
     assert values == [2 * n for n in range(1_000)]
     figures = f"scheduled {scheduled:.2f} s, {scheduled_cpu:.2f} s CPU; waited {waited:.2f} s, {waited_cpu:.2f} s CPU"
     record_property("figures", figures)
-    print(figures)
     assert waited_cpu < 2, figures
