@@ -48,6 +48,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "reader.cluster_trouble": Event("A connection to the cluster failed; the client tries again by itself.", ("error",)),
     "reader.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "error")),
     # Waiting for jobs to end (client/results.py)
+    "results.failed": Event("Waiting for jobs failed by our own fault, and all waits ended with it; please report it.", ("error",)),
     "results.unavailable": Event("The state topic cannot be read just now; waits for jobs go on, and it is tried again.", ("error",)),
     # The timer processor (engine/processor.py)
     "processor.started": Event("A timer processor joined its group.", ("bootstrap_servers", "prefix", "state_dir")),

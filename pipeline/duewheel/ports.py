@@ -148,6 +148,35 @@ class PartitionReader(Protocol):
     def close(self) -> None: ...
 
 
+class Found(NamedTuple):
+    """A place in a log.
+
+    Attributes:
+        offset: where to begin to read.
+        since_ms: all that was written since then lies at this offset or beyond; 0 where the log begins there.
+        end: where the log ends now.
+    """
+
+    offset: int
+    since_ms: int
+    end: int
+
+
+class StateLog(PartitionReader, Protocol):
+    """The state topic, as those read it who wait for jobs.
+
+    Raises (all calls but close):
+        BrokerUnavailable: nobody answered; the reader is to be replaced by another.
+        TopicMissing: it does not exist.
+    """
+
+    def partition_of(self, key: bytes) -> int:
+        """Where the job with this id lives."""
+
+    def find(self, partition: int, since_ms: int) -> Found:
+        """Where the records begin that were written at this time or later. Never without the latest ones, whenever these were written."""
+
+
 class RebalanceListener(Protocol):
     """Is told of partitions gained and lost, on the polling thread, from within `GroupReader.poll`."""
 

@@ -282,7 +282,8 @@ class Reading:
         """Everything is to be read anew, from this offset on."""
         self.since_ms, self.next_offset, self.end = since_ms, offset, end
         self.reached = self.taken = -1
-        self.wanted_ms = None
+        if self.wanted_ms is not None and self.wanted_ms >= since_ms:  # somebody may want more meanwhile
+            self.wanted_ms = None
         self._jobs.clear()
         self._bytes = 0
         self._untaken.clear()

@@ -18,13 +18,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from duewheel.client.reading import Done, JobResult, Reading, Sought, StateCodec, Waiter
 from duewheel.core.errors import BrokenInvariant, CallerError, DuewheelError, EnvironmentFailure, TopicMissing, UndecodableRecord
-from duewheel.ports import Clock, PartitionReader, Record
+from duewheel.ports import Clock, Record, StateLog
 
 log = structlog.get_logger(__name__)
 
@@ -36,17 +36,6 @@ _REST_MS: Final = 10_000  # a partition that nobody waits for any more is read f
 _BACKOFF_S: Final = 0.2
 _BACKOFF_MAX_S: Final = 5.0
 _CLOSING_S: Final = 15.0  # two questions to a broker that is away, and a little
-
-
-class StateLog(PartitionReader, Protocol):
-    """The state topic. Each call may raise EnvironmentFailure."""
-
-    def partition_of(self, key: bytes) -> int:
-        """Where the job with this id lives."""
-
-    def find(self, partition: int, since_ms: int) -> tuple[int, int]:
-        """The offset of the first record that was written at this time or later, or a little before, so that the latest ones are always
-        among them; and where the log ends now."""
 
 
 class Results:
@@ -167,9 +156,9 @@ class Results:
                         self._trouble = error
                         self._changed.wait_for(lambda: self._closed, backoff_s)
                     backoff_s = min(_BACKOFF_MAX_S, 2 * backoff_s)
-        except BaseException as error:
+        except Exception as error:
+            log.exception("results.failed", error=str(error))
             failure = BrokenInvariant(f"waiting for jobs failed: {type(error).__name__}: {error}; please report it")
-            raise
         finally:
             self._end(failure)
             watch.close()
@@ -243,10 +232,10 @@ class Results:
         if since_ms is None:
             watch.assign(reading.partition, reading.next_offset)
             return
-        offset, end = watch.log.find(reading.partition, since_ms)
+        found = watch.log.find(reading.partition, since_ms)
         with self._changed:
-            reading.begin(since_ms, offset, end)
-        watch.assign(reading.partition, offset)
+            reading.begin(found.since_ms, found.offset, found.end)
+        watch.assign(reading.partition, found.offset)
 
 
 class _Watch:

@@ -12,7 +12,7 @@ from duewheel.adapters.kafka.partitioner import partition_of
 from duewheel.adapters.kafka.readers import KafkaReader
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
-from duewheel.ports import Record
+from duewheel.ports import Found, Record
 
 _TIMEOUT_S: Final = 5.0
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class KafkaStates:
-    """`client.results.StateLog` on Kafka. It connects when it is first used."""
+    """`ports.StateLog` on Kafka. It connects when it is first used."""
 
     def __init__(self, kafka: KafkaConfig, topic: str) -> None:
         heard: deque[str] = deque(maxlen=1)  # librdkafka's last complaint, which says more than that a request timed out
@@ -46,7 +46,7 @@ class KafkaStates:
             self._partitions = self._count()
         return partition_of(key, self._partitions)
 
-    def find(self, partition: int, since_ms: int) -> tuple[int, int]:
+    def find(self, partition: int, since_ms: int) -> Found:
         self.partition_of(b"")  # a topic that is missing shall be told from a cluster that is away
         where = TopicPartition(self._topic, partition, since_ms)
         ends = self._asked(lambda: self._consumer.get_watermark_offsets(where, timeout=_TIMEOUT_S))
@@ -54,12 +54,12 @@ class KafkaStates:
             raise self._unavailable(KafkaError(KafkaError._TIMED_OUT))
         first, end = ends
         if since_ms <= 0:
-            return first, end
+            return Found(first, 0, end)
         [found] = self._asked(lambda: self._consumer.offsets_for_times([where], timeout=_TIMEOUT_S))
         if found.error is not None:
             raise self._unavailable(found.error)
-        offset = found.offset if found.offset >= 0 else end
-        return max(first, min(offset, end - _LATEST)), end
+        offset = min(found.offset if found.offset >= 0 else end, end - _LATEST)
+        return Found(offset, since_ms, end) if offset > first else Found(first, 0, end)
 
     def assign(self, partition: int, offset: int) -> None:
         self._reader.assign(partition, offset)
