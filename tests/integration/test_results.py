@@ -17,11 +17,15 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import duewheel
 from duewheel import Client, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
+from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.kafka.topics import ensure
 from duewheel.client.reading import MARGIN_MS
 from duewheel.core.errors import CallerError
+from duewheel.core.topology import Topology
+from duewheel.devbroker import DevCluster
 from duewheel.devbroker.runfolder import RunFolder
 from duewheel.fleet import Child, Fleet
-from tests.conftest import Installation
+from tests.conftest import FOLDER, Installation
 
 READY_S: Final = 30
 END_S: Final = 30
@@ -188,6 +192,27 @@ def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:
         with pytest.raises(JobReplaced, match="job twice was defined anew, as generation 2"):
             handle.wait(END_S)
         assert again.wait(END_S).value == 4
+
+
+def test_a_broker_that_goes_and_comes_back_ends_no_wait(tmp_path: Path) -> None:
+    topology = Topology("away")
+    with DevCluster(FOLDER) as cluster, RunFolder.take(tmp_path, "fleet") as run:
+        [broker] = cluster.brokers
+        kafka = KafkaConfig(cluster.bootstrap_servers, {"log_level": 0})
+        ensure(kafka, topology, {"default": 4}, partitions=4)
+        with Fleet(kafka, topology, run) as fleet, duewheel.connect(kafka.bootstrap_servers, prefix="away") as client:
+            Site(Installation(kafka, topology), fleet, tmp_path)
+            first, second = client.schedule("double", 1, delay=3), client.schedule("double", 2, delay=3)
+            with pytest.raises(TimeoutError):
+                first.wait(0.5)
+            broker.kill()
+            with pytest.raises(TimeoutError, match=r"it waits for its time"):
+                first.wait(1)
+            with pytest.raises(TimeoutError, match=f"job {second.job_id} had not ended after 6 s"):
+                second.wait(6)
+            broker.start()
+            broker.await_ready()
+            assert [first.wait(60).value, second.wait(60).value] == [2, 4]
 
 
 def test_a_wait_survives_that_nobody_reads_and_ends_with_the_client(site: Site) -> None:

@@ -468,7 +468,7 @@ def test_what_is_kept_is_bounded_and_what_was_dropped_is_read_again(desk: Desk, 
     assert desk.wait(command("j49", at_ms=NOW_MS + 49), 49).succeeded
     assert len(desk.readers.found) == found
     assert desk.wait(command("j7", at_ms=NOW_MS + 7), 7).succeeded
-    assert len(desk.readers.found) > found
+    assert desk.readers.found[found:] == [(0, NOW_MS + 7 - MARGIN_MS)]
 
 
 def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,6 +481,15 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one._bytes <= 50_000
     assert sum(seen.size for seen in one._jobs.values()) == one._bytes
     assert 1 <= len(one._jobs) <= 4
+
+
+def test_a_job_that_is_heard_of_again_and_again_is_queued_once() -> None:
+    one, waiter = Reading(0, codec), Waiter(sought(command(), 5))
+    one.begin(0, 0, 0)
+    one.add(waiter)
+    running = codec.encode_state(state("RUNNING"))
+    assert one.fold([Written(0, n, b"sa", running, NOW_MS) for n in range(20)]) == []
+    assert len(one._untaken) == 1
 
 
 def test_a_want_that_comes_while_reading_begins_is_not_forgotten() -> None:
@@ -508,6 +517,8 @@ def test_a_broker_that_is_away_ends_no_wait(desk: Desk, monkeypatch: pytest.Monk
     desk.readers.failure = None
     assert future.result(SOON_S).succeeded
     assert len(desk.readers.found) == 1  # reading went on where it was
+    with pytest.raises(TimeoutError, match=r"does a timer processor run\?$"):
+        desk.wait(command("b"), offset=1, timeout=0.1)
 
 
 def test_a_missing_topic_ends_all_waits(desk: Desk) -> None:
@@ -597,6 +608,7 @@ def test_a_handle_waits_and_is_awaited(desk: Desk, client: Client) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await handle
+        assert len(desk.results._readings[0].waiters) == 3
         await asyncio.to_thread(desk.log.transaction, ("d", "a", (1, asked)), ("s", "a", state("SUCCEEDED", output=b"1")), taken=1)
         return await asyncio.gather(*waiting)
 

@@ -62,10 +62,10 @@ class KafkaStates:
         return Found(offset, since_ms, end) if offset > first else Found(first, 0, end)
 
     def assign(self, partition: int, offset: int) -> None:
-        self._reader.assign(partition, offset)
+        self._asked(lambda: self._reader.assign(partition, offset))
 
     def release(self, partition: int) -> None:
-        self._reader.release(partition)
+        self._asked(lambda: self._reader.release(partition))
 
     def poll(self, timeout_s: float, count_max: int) -> list[Record]:
         return self._asked(lambda: self._reader.poll(timeout_s, count_max))
