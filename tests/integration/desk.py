@@ -26,7 +26,7 @@ from duewheel import wiring
 from duewheel.adapters.avro import codec
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.system import SystemClock
-from duewheel.core.model import DeadLetter, Dispatch, Outcome, Result, Schedule
+from duewheel.core.model import DeadLetter, DeadRun, Dispatch, Outcome, Result, Schedule
 from duewheel.core.topology import Topology, partition_of
 from duewheel.core.wheel import due_of, job_of, timer_key
 from duewheel.engine.partition import Stage
@@ -66,9 +66,9 @@ class Raw(NamedTuple):
 
 def schedule(job_id: str, due_ms: int, **fields: Any) -> Schedule:
     """A Schedule; `fields` are its own or its work's."""
-    work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}}
+    work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
     record: dict[str, Any] = {"job_id": job_id, "due_ms": due_ms, "created_ms": now_ms(), "on_conflict": "IGNORE", "retention_ms": DAY_MS}
-    record |= {"queue": "default", "work": work}
+    record |= {"queue": "default", "limits": None, "work": work}
     for name, value in fields.items():
         (work if name in work else record)[name] = value
     return cast(Schedule, record)
@@ -84,9 +84,9 @@ def raw_cancel(job_id: str, partition: int = -1) -> Raw:
     return Raw(job_id.encode(), codec.encode_cancel({"job_id": job_id, "created_ms": now_ms()}), partition)
 
 
-def raw_outcome(d: Dispatch, result: str = Result.SUCCEEDED) -> Raw:
-    """What a worker says of a dispatch, encoded, for the partition where its owner reads."""
-    outcome: Outcome = {
+def raw_outcome(d: Dispatch, result: str = Result.SUCCEEDED, **fields: Any) -> Raw:
+    """What a worker says of a dispatch, encoded, for the partition where its owner reads; `fields` are the outcome's own."""
+    outcome: dict[str, Any] = {
         "token": d["token"],
         "job_id": d["job_id"],
         "slot_ms": d["slot_ms"],
@@ -96,8 +96,12 @@ def raw_outcome(d: Dispatch, result: str = Result.SUCCEEDED) -> Raw:
         "finished_ms": d["dispatched_ms"],
         "worker": "w",
         "error": None,
+        "retry_after_ms": 0,
+        "lease_ms": 0,
+        "output": None,
     }
-    return Raw(d["job_id"].encode(), codec.encode_outcome(outcome), d["timer_partition"])
+    outcome |= fields
+    return Raw(d["job_id"].encode(), codec.encode_outcome(cast(Outcome, outcome)), d["timer_partition"])
 
 
 def home(job_id: str) -> int:
@@ -216,9 +220,9 @@ class Desk:
 
     # --- workers ---
 
-    def answer(self, dispatches: Iterable[Dispatch], result: str = Result.SUCCEEDED) -> None:
+    def answer(self, dispatches: Iterable[Dispatch], result: str = Result.SUCCEEDED, **fields: Any) -> None:
         """Writes an outcome of each dispatch."""
-        self.publish([raw_outcome(d, result) for d in dispatches], self.topology.outcomes)
+        self.publish([raw_outcome(d, result, **fields) for d in dispatches], self.topology.outcomes)
 
     # --- reading ---
 
@@ -259,8 +263,15 @@ class Desk:
 
     def dead_letters(self) -> list[DeadLetter]:
         """All dead letters, by where the record came from."""
-        letters = [codec.decode_dead_letter(message.value()) for message in self.read(self.topology.dead_letter)]
-        return sorted(letters, key=lambda letter: (letter["topic"], letter["partition"], letter["offset"]))
+        letters = [record for kind, record in self._dead() if kind == "letter"]
+        return sorted(cast("list[DeadLetter]", letters), key=lambda letter: (letter["topic"], letter["partition"], letter["offset"]))
+
+    def dead_runs(self) -> list[DeadRun]:
+        """All runs that died, in the order of the topic's partitions; those that were closed since are among them."""
+        return [cast(DeadRun, record) for kind, record in self._dead() if kind == "dead_run"]
+
+    def _dead(self) -> list[tuple[str, Any]]:
+        return [codec.decode_dead_letter_topic(message.value()) for message in self.read(self.topology.dead_letter)]
 
     def fold(self) -> dict[int, dict[bytes, bytes]]:
         """What the changelog says, by timer partition: the newest value of each key."""

@@ -59,7 +59,8 @@ def schedule(job_id: str, due_ms: int) -> Schedule:
         "on_conflict": "REPLACE",
         "retention_ms": 60_000,
         "queue": "default",
-        "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {}},
+        "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {}, "policy": None},
+        "limits": None,
     }
 
 
