@@ -484,11 +484,14 @@ def test_W7_failures_in_between_do_not_count_as_crashes() -> None:
 
 
 def test_W7_a_crash_limit_of_its_own() -> None:
-    world = World()
-    (first,) = world.step(schedule(limits=limits(crashes_max=1))).dispatches
-    assert first.terms is not None
-    assert first.terms["is_last_life"]
-    assert len(world.step(outcome(1, Result.LOST)).deaths) == 1
+    for crashes_max in (1, 2, 5):
+        world = World()
+        (d,) = world.step(schedule(limits=limits(crashes_max=crashes_max))).dispatches
+        assert d.terms is None, "nothing speaks against it yet"
+        for crashes in range(1, crashes_max):
+            (d,) = world.step(outcome(d.token, Result.LOST)).dispatches
+            assert d.terms == {"crashes": crashes, "is_last_life": crashes == crashes_max - 1, "expires_ms": 0, "deadline_ms": 0}
+        assert [death.reason for death in world.step(outcome(d.token, Result.LOST)).deaths] == [Reason.CRASH_LIMIT]
 
 
 def test_no_attempt_starts_at_or_after_its_time() -> None:

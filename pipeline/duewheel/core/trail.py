@@ -97,8 +97,12 @@ def deadline_ms(limits: Limits | None, trail: Trail | None) -> int:
 
 
 def terms(limits: Limits | None, trail: Trail | None, crashes: int) -> Terms | None:
-    """What a dispatch tells its worker about bounds; nothing where there are none."""
-    last_life = crashes >= crashes_max(limits) - 1
+    """What a dispatch tells its worker about bounds; nothing where there are none.
+
+    A last life is one that is under suspicion: its worker vanished before. A job that may not crash at all is under none at first, or
+    workers would run all such jobs one after the other.
+    """
+    last_life = crashes > 0 and crashes >= crashes_max(limits) - 1
     expires, deadline = expires_ms(limits), deadline_ms(limits, trail)
     if not (crashes or last_life or expires or deadline):
         return None
