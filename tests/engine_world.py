@@ -32,6 +32,7 @@ class World:
         self.logs: dict[tuple[str, int], list[tuple[bytes, bytes | None]]] = {}
         self.group: dict[tuple[str, int], GroupPosition] = {}
         self.topics = dict.fromkeys((TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes, TOPOLOGY.dispatch("default")), 2)
+        self.topics |= dict.fromkeys((TOPOLOGY.dead_letter, TOPOLOGY.control), 1)
         self.unfenceable: set[str] = set()
         self.transaction_bytes: list[int] = []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from duewheel.core.errors import TopicMissing
 from duewheel.core.limits import BATCH_BYTES_MAX
 from duewheel.core.model import Result
 from duewheel.core.ownership import owned_by
@@ -18,6 +19,13 @@ from tests.engine_world import TOPOLOGY, Instance, World, answer, dispatched, di
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.mark.parametrize("topic", [TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes, TOPOLOGY.dead_letter, TOPOLOGY.control])
+def test_a_missing_topic_is_noticed_at_the_start(world: World, topic: str) -> None:
+    del world.topics[topic]
+    with pytest.raises(TopicMissing, match=topic):
+        Instance(world, 0)
 
 
 def test_a_partition_that_cannot_be_claimed_stops_no_other(world: World) -> None:

@@ -158,6 +158,8 @@ class Processor:
         self._claim_again_ms = self._claim_backoff_ms = 0
         self._intake_paused_until_ms: int | None = None
         count = _same_partition_count(cluster, topology)
+        for topic in (topology.dead_letter, topology.control):
+            cluster.partition_count(topic)  # missing, it would fail a transaction at the first refusal or cancel, again and again
         self._commands = CommandReader(codec, partition_of, count)
         self._pending: tuple[PendingCommit, Sequence[_Batch]] | None = None
         self._failure: TransactionAborted | TransactionUnknown | StoreDamaged | None = None
