@@ -62,6 +62,7 @@ def test_times_that_the_processor_relies_on() -> None:
     topics = declared()
     assert int(topics[TOPOLOGY.state].config["delete.retention.ms"]) > STORE_AGE_MS_MAX
     assert int(topics[TOPOLOGY.dispatch("default")].config["retention.ms"]) > REDISPATCH_AFTER_MS
+    assert int(topics[TOPOLOGY.control].config["retention.ms"]) >= int(topics[TOPOLOGY.dispatch("default")].config["retention.ms"])
 
 
 @pytest.mark.parametrize("brokers,replication,insync", [(1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (7, 3, "2")])
