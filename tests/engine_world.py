@@ -261,7 +261,7 @@ class Instance:
 
 
 def schedule(world: World, job_id: str, due_ms: int, queue: str = "default", payload: bytes = b"1", limits: Limits | None = None) -> None:
-    """Puts a command into the intake log."""
+    """Puts a schedule into the intake log."""
     record: Schedule = {
         "job_id": job_id,
         "due_ms": due_ms,
@@ -272,7 +272,12 @@ def schedule(world: World, job_id: str, due_ms: int, queue: str = "default", pay
         "limits": limits,
         "work": {"task": "t", "content_type": "application/octet-stream", "payload": payload, "headers": {}, "policy": None},
     }
-    world.log(TOPOLOGY.intake, partition_of(job_id.encode(), 2)).append((job_id.encode(), codec.encode_schedule(record)))
+    command(world, job_id, codec.encode_schedule(record))
+
+
+def command(world: World, job_id: str, value: bytes) -> None:
+    """Puts an encoded command into the intake log."""
+    world.log(TOPOLOGY.intake, partition_of(job_id.encode(), 2)).append((job_id.encode(), value))
 
 
 def job_of(partition: int) -> str:

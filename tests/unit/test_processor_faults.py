@@ -5,15 +5,20 @@ The processor is the real one, its surroundings are those of `tests/engine_world
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 
-from duewheel.core.errors import TopicMissing
-from duewheel.core.limits import BATCH_BYTES_MAX
-from duewheel.core.model import Result
+from duewheel.adapters.avro import codec
+from duewheel.core.errors import Reason, TopicMissing
+from duewheel.core.limits import BATCH_BYTES_MAX, OUTPUT_BYTES_MAX
+from duewheel.core.model import DeadLetter, Limits, Result
 from duewheel.core.ownership import owned_by
+from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
 from duewheel.ports import GroupPosition
-from tests.engine_world import TOPOLOGY, Instance, World, answer, dispatched, dispatches, job_of, schedule
+from tests.engine_world import TOPOLOGY, Instance, World, answer, command, dispatched, dispatches, job_of, schedule
 
 
 @pytest.fixture
@@ -99,3 +104,51 @@ def test_a_transaction_is_bounded_in_bytes_whatever_comes_together(world: World)
     assert len(dispatched(world)) == 2 * len(jobs), "each exactly once more"
     # A job counts as its command, is written as definition and dispatch, and the last one may go beyond the limit.
     assert max(world.transaction_bytes) < 3 * BATCH_BYTES_MAX
+
+
+def test_what_workers_report_counts_for_the_bytes_of_a_transaction(world: World) -> None:
+    instance = Instance(world, 0, 1)
+    for n in range(2_500):
+        schedule(world, f"job-{n}", world.now_ms)
+    instance.turn(10)
+    for d in dispatches(world):
+        answer(world, d, output=bytes(OUTPUT_BYTES_MAX))
+    world.transaction_bytes.clear()
+    instance.turn(10)
+    assert sum(world.transaction_bytes) > 2_500 * OUTPUT_BYTES_MAX > BATCH_BYTES_MAX
+    assert max(world.transaction_bytes) < 1.1 * BATCH_BYTES_MAX
+
+
+def refusals(world: World) -> list[DeadLetter]:
+    letters = [codec.decode_dead_letter_topic(value) for _, value in world.log(TOPOLOGY.dead_letter, 0)]
+    return [cast(DeadLetter, record) for kind, record in letters if kind == "letter"]
+
+
+@pytest.mark.parametrize("encode", [codec.encode_redrive, codec.encode_drop])
+@pytest.mark.parametrize("token", [0, -1])
+def test_a_redrive_or_drop_that_can_concern_no_dead_run_is_refused(world: World, encode: Callable[[Any], bytes], token: int) -> None:
+    instance = Instance(world, 0, 1)
+    command(world, "job", encode({"job_id": "job", "token": token, "created_ms": world.now_ms}))
+    instance.turn(3)
+    (letter,) = refusals(world)
+    assert (letter["reason"], letter["key"]) == (Reason.BAD_TOKEN, b"job")
+
+
+def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing(world: World) -> None:
+    instance = Instance(world, 0)
+    job_id = job_of(0)
+    limits: Limits = {"expires_ms": world.now_ms + 1_000, "total_timeout_ms": 0, "crashes_max": 0}
+    schedule(world, job_id, world.now_ms, limits=limits)
+    instance.turn(3)
+    (d,) = dispatches(world)
+    answer(world, d, Result.FAILED)
+    instance.turn(100)
+    command(world, job_id, codec.encode_redrive({"job_id": job_id, "token": d["token"], "created_ms": world.now_ms}))
+    instance.turn(3)
+    (letter,) = refusals(world)
+    assert (letter["reason"], letter["key"]) == (Reason.EXPIRED, job_id.encode())
+    assert "its expires_ms" in letter["message"]
+    assert len(dispatches(world)) == 1
+    schedule(world, next(f"more-{n}" for n in range(99) if partition_of(f"more-{n}".encode(), 2) == 0), world.now_ms)
+    instance.turn(3)
+    assert len(dispatches(world)) == 2

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
+from duewheel.core.errors import RejectedJob
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
     DAY_MS,
@@ -18,7 +21,7 @@ from duewheel.core.limits import (
     RETRY_DELAY_MS_MAX,
 )
 from duewheel.core.model import Cancel, Closing, Failure, Limits, OnConflict, Outcome, Phase, Redrive, Result, Schedule, State, Trail
-from duewheel.core.step import Closed, Defined, Reason, Step
+from duewheel.core.step import Closed, Counts, Defined, Reason, Step
 from duewheel.core.wheel import timer_key
 
 NOW_MS = 1_764_600_000_000
@@ -452,6 +455,24 @@ def test_what_failed_for_good_is_dead_and_its_payload_is_kept() -> None:
     assert step.size_bytes >= len(death.known.command)
 
 
+def test_results_and_endings_count_for_the_size_of_a_transaction() -> None:
+    output = bytes(OUTPUT_BYTES_MAX)
+    for result in (Result.SUCCEEDED, Result.STARTED, Result.HEARTBEAT):
+        world = World()
+        world.step(schedule())
+        assert world.step(outcome(1, result, output=output)).size_bytes >= len(output)
+    assert world.step(outcome(1, Result.HEARTBEAT)).size_bytes >= len(output), "progress that was told before stays with the state"
+    world = World()
+    world.step(schedule())
+    for n in range(1, ENDINGS_MAX + 1):
+        world.step(outcome(n, Result.RETRY, error=ERROR))
+        world.now_ms += 1
+        world.step()
+    step = world.step(outcome(ENDINGS_MAX + 1, Result.LOST))
+    assert len(step.dispatches) == 1
+    assert step.size_bytes > 100 * ENDINGS_MAX, "they go along with each dispatch's state"
+
+
 def test_what_is_given_up_on_purpose_is_not_dead() -> None:
     world = World()
     world.step(schedule())
@@ -698,6 +719,26 @@ def test_a_redriven_job_has_its_total_timeout_anew() -> None:
     (again,) = world.step(redrive(1)).dispatches
     assert again.terms is not None
     assert again.terms["deadline_ms"] == world.now_ms + 1_000
+
+
+def test_a_redrive_after_its_time_to_start_is_refused_and_the_run_stays_dead() -> None:
+    world = World()
+    world.step(schedule(limits=limits(expires_ms=NOW_MS + 100)))
+    world.step(outcome(1, Result.FAILED, error=ERROR))
+    world.now_ms += 100
+    committed = state_of(world)
+    step = world.fresh()
+    with pytest.raises(RejectedJob, match=f"'a' is not redriven: .* {NOW_MS + 100}, its expires_ms") as caught:
+        step.redrive(redrive(1))
+    assert caught.value.reason == "expired"
+    assert (step.states, step.definitions, step.closings, step.dispatches, step.timers_set) == ({}, {}, [], [], {})
+    assert step.counts == Counts(redrives_refused=1)
+    step.redrive(redrive(0))  # of another death: late, as ever
+    assert step.counts == Counts(redrives_refused=1, redrives_late=1)
+    step.drop({"job_id": "a", "token": 1, "created_ms": NOW_MS})
+    assert step.closings == [Closed("a", 1, Closing.DROPPED)]
+    world.now_ms -= 1
+    assert (state_of(world), len(world.step(redrive(1)).dispatches)) == (committed, 1), "a millisecond before, it may"
 
 
 def test_only_what_is_dead_can_be_redriven_or_dropped() -> None:

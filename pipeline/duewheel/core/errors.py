@@ -49,6 +49,7 @@ class Reason(StrEnum):
     DUE_TOO_EARLY = "due_too_early"
     DUE_TOO_LATE = "due_too_late"
     PAYLOAD_TOO_LARGE = "payload_too_large"
+    EXPIRED = "expired"
     UNEXPECTED_RECORD = "unexpected_record"
     # What the caller gave cannot become a command; only clients meet these.
     BAD_DUE = "bad_due"

@@ -32,8 +32,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
+from duewheel.core import errors
 from duewheel.core import trail as trails
-from duewheel.core.errors import IllegalTransition
+from duewheel.core.errors import IllegalTransition, RejectedJob
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
@@ -144,6 +145,7 @@ class Counts:
     Attributes:
         cancels_late: of jobs that were over, or dispatched already.
         redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
+        redrives_refused: redrives of what is dead, and whose time to start is over.
         started, heartbeats: outcomes that gave or extended a lease.
         returned: outcomes by which a dispatch was given back: lost or interrupted.
         failed: runs that failed for good; `dead` of them, for any reason, went to the dead letters.
@@ -174,6 +176,7 @@ class Counts:
     redriven: int = 0
     dropped: int = 0
     redrives_late: int = 0
+    redrives_refused: int = 0
     stale: int = 0
     corrupt: int = 0
     illegal: int = 0
@@ -215,7 +218,7 @@ class Step:
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
-        size_bytes: of the commands and the work in all of this, which is what may be large.
+        size_bytes: of what may be large in all of this: commands, work, errors, results and how attempts ended.
     """
 
     view: View
@@ -293,7 +296,11 @@ class Step:
             self._move(job_id, state, after, state["trail"])
 
     def redrive(self, record: Redrive) -> None:
-        """Runs a dead run again, with fresh attempts, if it is still dead with the token that the command names."""
+        """Runs a dead run again, with fresh attempts, if it is still dead with the token that the command names.
+
+        Raises:
+            RejectedJob: it is, and no attempt of it may start any more. Nothing has changed: it stays dead, and can be looked at.
+        """
         job_id = record["job_id"]
         state = self._state(job_id)
         known = None if state is None else self._governing(job_id, state)
@@ -305,6 +312,10 @@ class Step:
         except IllegalTransition:
             self.counts.redrives_late += 1
             return
+        expires_ms = trails.expires_ms(known.limits)
+        if expires_ms and expires_ms <= self.now_ms:
+            self.counts.redrives_refused += 1
+            raise _redriven_too_late(job_id, expires_ms, self.now_ms)
         self.counts.redriven += 1
         self.closings.append(Closed(job_id, state["token"], Closing.REDRIVEN))
         trail = trails.begun(state["trail"], 0)
@@ -549,6 +560,8 @@ class Step:
         generation, due_ms = known.generation, known.due_ms
         self.token += 1
         self.size_bytes += len(known.work)
+        if trail is not None:
+            self._weigh(trail)
         self.dispatches.append(Dispatching(known.queue, self.token, job_id, generation, due_ms, attempt, terms, known.work))
         self.states[job_id] = {
             "generation": generation,
@@ -665,13 +678,17 @@ class Step:
             moved["trail"] = trail
             self._unset_wake(job_id, state)
             if trail is not None:
-                self.size_bytes += len(trail["endings"]) * _ENDING_BYTES
+                self._weigh(trail)
                 if trail["wake_ms"]:
                     self.timers_set[timer_key(trail["wake_ms"], job_id)] = None
         if changes:
             moved.update(changes)  # type: ignore[typeddict-item]
         self.states[job_id] = moved
         return moved
+
+    def _weigh(self, trail: Trail) -> None:
+        output = trail["output"]
+        self.size_bytes += len(trail["endings"]) * _ENDING_BYTES + (0 if output is None else len(output))
 
     def _unset_wake(self, job_id: str, state: State) -> None:
         """Takes out the timer of a state. One of an older generation has none, and the newest may have its own at the same moment."""
@@ -706,3 +723,11 @@ def _total_timeout(limits: Limits | None) -> Failure:
     allowed_ms = 0 if limits is None else limits["total_timeout_ms"]
     message = f"another attempt would have gone beyond the total timeout of {allowed_ms:,} ms after the first dispatch; allow more time"
     return {"type": "duewheel.TotalTimeout", "message": message, "traceback": ""}
+
+
+def _redriven_too_late(job_id: str, expires_ms: int, now_ms: int) -> RejectedJob:
+    message = (
+        f"the dead run of job {job_id!r} is not redriven: no attempt of it may start after {expires_ms}, its expires_ms, and now it is "
+        f"{now_ms}. Look at it with duewheel dead show; to run it all the same, define the job anew with a later time, or drop it"
+    )
+    return RejectedJob(errors.Reason.EXPIRED, message)

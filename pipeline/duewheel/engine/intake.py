@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-from duewheel.core.commands import check_cancel, check_schedule
+from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
 from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
 from duewheel.core.refusals import Refusal, portable_headers, refuse
@@ -30,12 +30,12 @@ class Kind(IntEnum):
     REFUSE = 5
 
 
-# By the word of `Codec.decode_command`. A cancel names a job and no more, and so do a redrive and a drop, but for a token of any value.
+# By the word of `Codec.decode_command`.
 _RULES: Final[dict[str, tuple[Kind, Callable[[Any], None]]]] = {
     "schedule": (Kind.SCHEDULE, check_schedule),
     "cancel": (Kind.CANCEL, check_cancel),
-    "redrive": (Kind.REDRIVE, check_cancel),
-    "drop": (Kind.DROP, check_cancel),
+    "redrive": (Kind.REDRIVE, check_redrive),
+    "drop": (Kind.DROP, check_drop),
 }
 
 

@@ -28,6 +28,7 @@ from duewheel.core.errors import (
     BadConfiguration,
     BrokerUnavailable,
     RegistryUnavailable,
+    RejectedJob,
     StoreDamaged,
     UndecodableRecord,
 )
@@ -412,7 +413,10 @@ class Processor:
             elif kind is Kind.CANCEL:
                 batch.step.cancel(what)
             elif kind is Kind.REDRIVE:
-                batch.step.redrive(what)
+                try:
+                    batch.step.redrive(what)
+                except RejectedJob as error:
+                    batch.refused.append(refuse(record, error))
             elif kind is Kind.DROP:
                 batch.step.drop(what)
             elif kind is Kind.FORWARD:
