@@ -194,10 +194,10 @@ class Client:
         return Bulk(self._log, self._command, on_failure, on_progress).run(jobs)
 
     def cancel(self, job_id: str) -> Receipt:
-        """Asks for a job not to be started any more, and returns when the request is durable.
+        """Asks for a job to be run no more, and returns when the request is durable.
 
-        What was asked for first wins: a job whose time came before this request was read runs all the same. An id that nobody knows
-        is no error.
+        One that has not been dispatched never starts. One that runs is asked to stop: its `context.cancelled` becomes true, a coroutine is
+        cancelled, and it is not tried again; if it succeeds all the same, that counts. An id that nobody knows is no error.
 
         Raises: as `schedule`.
         """
