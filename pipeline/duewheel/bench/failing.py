@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
 from duewheel.adapters.avro import codec
+from duewheel.adapters.kafka.scan import Scan
 from duewheel.bench import load, process, site
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site
@@ -34,6 +36,7 @@ CONCURRENCY_DEFAULT: Final = 10
 ATTEMPTS: Final = ATTEMPTS_DEFAULT
 _POLL_S: Final = 0.5
 _TIMEOUT_S: Final = 900.0
+_STALLED_S: Final = 30.0
 _BUCKETS: Final = 20
 
 
@@ -52,17 +55,17 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, payload_bytes
     pids = {"processor": processor.pid, "worker": worker.pid}
 
     began_s = time.monotonic()
-    # Outcomes carry commit markers beside them, so this is a little early: good enough for "each has failed once".
-    _await_end(place, topology.outcomes, jobs, fleet, progress, "first attempts")
+    # Commit markers count too, so this is a little early: good enough for "each has failed once".
+    _await(lambda: place.end(topology.outcomes), jobs, fleet, progress, "first attempts")
     first_mb = {name: process.resident_mb(pid)[0] for name, pid in pids.items()}
-    _await_end(place, topology.dead_letter, jobs, fleet, progress, "dying")
+    found = _Found()
+    scan = Scan(place.kafka, topology.dead_letter, _STALLED_S)
+    _await(lambda: found.read(scan), jobs, fleet, progress, "dying")
     seconds = time.monotonic() - began_s
     peak_mb = {name: process.resident_mb(pid)[1] for name, pid in pids.items()}
     fleet.stop()
-
-    found = _Found()
-    for record in place.records(topology.dead_letter):
-        found.take(codec.decode_dead_run(record.value()))
+    found.read(scan)  # were there more than one of a job, some might lie behind
+    scan.close()
     report.add("dead", len(found.jobs), "jobs in the dead letters")
     report.add("died_twice", found.count - len(found.jobs), "dead letters beyond one a job; should be 0")
     report.add("attempts_wrong", found.attempts_wrong, f"jobs with other than {ATTEMPTS} attempts; should be 0")
@@ -79,13 +82,13 @@ def _waits_s() -> float:
     return sum(undiminished_ms(DEFAULT, tries) for tries in range(1, ATTEMPTS)) / 1_000
 
 
-def _await_end(place: Site, topic: str, count: int, fleet: Fleet, progress: Progress, what: str) -> None:
+def _await(ask: Callable[[], int], count: int, fleet: Fleet, progress: Progress, what: str) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
-    while (written := place.end(topic)) < count:
+    while (reached := ask()) < count:
         if time.monotonic() > deadline:
-            raise EnvironmentFailure(f"after {_TIMEOUT_S:g} s {topic} has {written} of {count} records.\n{fleet.log_tails()}")
+            raise EnvironmentFailure(f"{what}: {reached:,} of {count:,} after {_TIMEOUT_S:g} s.\n{fleet.log_tails()}")
         fleet.check()
-        progress(what, written, count)
+        progress(what, reached, count)
         time.sleep(_POLL_S)
     progress(what, count, count)
 
@@ -97,6 +100,13 @@ class _Found:
         self.jobs: set[str] = set()
         self.count = self.attempts_wrong = self.early = 0
         self._buckets: Counter[int] = Counter()
+
+    def read(self, scan: Scan) -> int:
+        """Takes in what has arrived in the dead letters; how many jobs are dead by now."""
+        for records in scan.to_end():
+            for record in records:
+                self.take(codec.decode_dead_run(record.value()))
+        return len(self.jobs)
 
     def take(self, run: DeadRun) -> None:
         self.count += 1
