@@ -65,6 +65,17 @@ def fail(payload: str) -> None:
     raise ValueError(payload)
 
 
+class Busy(Retry):
+    """As users write them: without a word to our own __init__."""
+
+    def __init__(self) -> None: ...
+
+
+@app.task(executor="process")
+def be_busy() -> None:
+    raise Busy
+
+
 @app.task(executor="process")
 def hang(payload: str) -> None:
     """Says who it is, and goes on for ever, whatever it is asked."""

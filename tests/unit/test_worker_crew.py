@@ -19,6 +19,7 @@ from duewheel.worker.executors import leftovers
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
+from duewheel.worker.verdicts import Retry
 
 
 class Clock:
@@ -143,6 +144,34 @@ def test_whatever_a_handler_raises_only_its_run_fails(desk: Desk, error: BaseExc
     done = finished(desk, 4)
     assert sorted(r.result for r in done) == ["RETRY", "RETRY", "SUCCEEDED", "SUCCEEDED"]
     assert {r.error["type"].rpartition(".")[2] for r in done if r.error is not None} == {type(error).__name__}
+
+
+class Busy(Retry):
+    def __init__(self) -> None: ...
+
+
+class Rows(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("the session is closed")
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+@pytest.mark.parametrize("result", [Busy(), Rows(a=1)], ids=["error", "value"])
+def test_what_breaks_its_own_verdict_still_comes_out_and_frees_its_slot(desk: Desk, kind: str, result: Any) -> None:
+    def plain() -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def coroutine() -> Any:
+        return plain()
+
+    app = App()
+    app.task(name="t", keep_result=True)(plain if kind == "plain" else coroutine)
+    desk.submit([run_of(app.tasks["t"], n) for n in range(10)])
+    done = finished(desk, 10)
+    assert {each.result for each in done} == {"RETRY" if isinstance(result, Busy) else "FAILED"}
+    assert desk.running() == []
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])

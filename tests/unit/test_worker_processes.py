@@ -136,6 +136,12 @@ def test_verdicts_are_those_of_the_task_in_the_child(desk: Desk) -> None:
     assert (exited["type"], exited["message"]) == ("SystemExit", "3")
 
 
+def test_an_error_that_breaks_its_own_verdict_ends_its_run_and_not_the_child(desk: Desk) -> None:
+    pid = output(perform(desk, run("describe"))[0])["pid"]
+    assert perform(desk, run("be_busy"))[0].result == "RETRY"
+    assert output(perform(desk, run("describe"))[0])["pid"] == pid
+
+
 @pytest.mark.parametrize(
     "code, how",
     [(0, "ended with exit code 0"), (3, "ended with exit code 3"), (-11, "was killed by SIGSEGV"), (-9, "was killed by SIGKILL")],

@@ -29,6 +29,7 @@ from duewheel.worker.verdicts import (
     ResultTooLarge,
     Retry,
     RunTimeout,
+    Snooze,
     UnknownTask,
     class_names,
     encoded,
@@ -192,6 +193,74 @@ def test_how_long_a_run_may_take() -> None:
     assert ends.timeout_ms == 30_000
     ends.started_ms = 110_000
     assert ends.timeout_ms == 0
+
+
+# --- whatever a handler raises or returns, there is a verdict ---
+
+
+class Busy(Retry):
+    """As users write them: its own __init__, and not a word to ours."""
+
+    def __init__(self, after_ms: Any = ...) -> None:
+        if after_ms is not ...:
+            self.after_ms = after_ms
+
+
+class Nap(Snooze):
+    def __init__(self) -> None: ...
+
+
+class Faceless(Exception):
+    """Nothing can be asked of it."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise SystemExit
+
+
+class Lazy(dict[str, Any]):
+    """Rows of a session that is closed by now."""
+
+    def items(self) -> Any:
+        raise self["error"]
+
+
+@pytest.mark.parametrize(
+    "error, result, retry_after_ms",
+    [
+        (Busy(), "RETRY", 10_000),
+        (Busy(None), "RETRY", 10_000),
+        (Busy("soon"), "RETRY", 10_000),
+        (Busy(2.5), "RETRY", 10_000),
+        (Busy(True), "RETRY", 10_000),
+        (Busy(-1), "RETRY", 10_000),
+        (Busy(RETRY_DELAY_MS_MAX + 1), "RETRY", 10_000),
+        (Busy(7), "RETRY", 7),
+        (Nap(), "RETRY", 10_000),
+    ],
+)
+def test_an_error_that_breaks_every_rule_has_a_verdict(error: Exception, result: str, retry_after_ms: int) -> None:
+    verdict = on_error(error, POLICY, dispatch())
+    assert (verdict.result, verdict.retry_after_ms) == (result, retry_after_ms)
+    assert verdict.error is not None
+
+
+def test_an_error_that_nothing_can_be_asked_of_has_a_verdict() -> None:
+    verdict = on_error(Faceless(), POLICY, dispatch())
+    assert verdict.result == "FAILED"
+    assert verdict.error is not None
+    assert "task 't' raised an error that raises another" in verdict.error["message"]
+
+
+@pytest.mark.parametrize("error, kind", [(RuntimeError("closed"), "duewheel.ResultTooLarge"), (SystemExit(3), "SystemExit")])
+def test_a_result_that_raises_when_it_is_written_has_a_verdict(error: BaseException, kind: str) -> None:
+    app = App()
+    app.task(name="t", keep_result=True)(lambda: None)
+    broken = run(app, attempt=5)
+    broken.end(Lazy(error=error))
+    assert broken.result == "FAILED"
+    assert broken.error is not None
+    assert broken.error["type"] == kind
 
 
 # --- spans ---

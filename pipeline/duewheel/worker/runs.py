@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from duewheel.core.model import Dispatch, Failure, Result
 from duewheel.worker.app import Task
-from duewheel.worker.verdicts import SUCCEEDED, ResultTooLarge, Verdict, failure_of, on_error, on_value
+from duewheel.worker.verdicts import SUCCEEDED, Verdict, failure_of, on_error, on_value
 
 if TYPE_CHECKING:
     from duewheel.worker.crew import Desk
@@ -92,7 +92,7 @@ class Run:
         """Its handler returned."""
         try:
             self.settle(on_value(value, self.task.keeps_result))
-        except ResultTooLarge as error:
+        except BaseException as error:  # ResultTooLarge; or what a user's own class raised that was not even an Exception
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

@@ -17,6 +17,10 @@ again. Some exceptions decide by themselves:
     Snooze                                         SNOOZED     the span
     Cancelled; CancelledError after a cancel       CANCELLED
 
+Whatever a handler raises or returns, there is a verdict: a run without one would never be heard of again. User code has its hand in every
+step of that (a `Retry` of their own whose __init__ forgets ours, a __str__ that raises, a lazy result whose session is closed), so nothing
+of it is trusted, and where even judging fails, the run has FAILED.
+
 In records and in `give_up_on` a class goes by its qualified name, those of the builtins by the name alone: `ValueError`, `duewheel.Retry`,
 `requests.exceptions.Timeout`. Crashes are no failures of the handler: attempts that ended because their worker vanished do not count here.
 """
@@ -55,6 +59,7 @@ class Retry(Exception):
     """
 
     __module__ = "duewheel"
+    after_ms: int | None = None  # also of a class derived from it that does not call this __init__
 
     def __init__(self, message: str = "", after: timedelta | float | None = None) -> None:
         super().__init__(message)
@@ -77,6 +82,7 @@ class Snooze(Exception):
     """Raised by `context.snooze`."""
 
     __module__ = "duewheel"
+    after_ms: int | None = None
 
     def __init__(self, after_ms: int) -> None:
         super().__init__(f"snoozed for {after_ms / 1000:g} s")
@@ -138,17 +144,26 @@ def on_value(value: Any, keeps_result: bool) -> Verdict:
 
 
 def on_error(error: BaseException, policy: retry.RetryPolicy, dispatch: Dispatch, cancelled: bool = False) -> Verdict:
-    """The verdict on a handler that raised.
+    """The verdict on a handler that raised. Raises nothing.
 
     Args:
         policy: the task's; the job's own wins over it.
         cancelled: whether the handler had been asked to stop.
     """
+    try:
+        return _judged(error, policy, dispatch, cancelled)
+    except BaseException:  # its class, its message, or what asks for them, raises: nothing more may be asked of it
+        message = f"task {dispatch['work']['task']!r} raised an error that raises another when it is looked at"
+        return Verdict(Result.FAILED.value, Failure(type="BaseException", message=message, traceback=""))
+
+
+def _judged(error: BaseException, policy: retry.RetryPolicy, dispatch: Dispatch, cancelled: bool) -> Verdict:
     failure = failure_of(error)
     if isinstance(error, Cancelled) or (cancelled and isinstance(error, asyncio.CancelledError)):
         return Verdict(Result.CANCELLED.value, failure)
-    if isinstance(error, Snooze):
-        return Verdict(Result.SNOOZED.value, retry_after_ms=error.after_ms)
+    after_ms = _wait_asked(error)
+    if isinstance(error, Snooze) and after_ms is not None:
+        return Verdict(Result.SNOOZED.value, retry_after_ms=after_ms)
     if isinstance(error, Discard):
         return Verdict(Result.DISCARDED.value, failure)
     if isinstance(error, _HOPELESS):
@@ -156,10 +171,17 @@ def on_error(error: BaseException, policy: retry.RetryPolicy, dispatch: Dispatch
     terms = dispatch.get("terms")
     attempt = dispatch["attempt"]
     tries = attempt - (terms["crashes"] if terms else 0)
-    after_ms = error.after_ms if isinstance(error, Retry) else None
     merged = retry.merged(policy, dispatch["work"].get("policy"))
     wait_ms = retry.verdict(merged, tries, dispatch["job_id"], attempt, class_names(error), after_ms)
     return Verdict(Result.FAILED.value, failure) if wait_ms is None else Verdict(Result.RETRY.value, failure, wait_ms)
+
+
+def _wait_asked(error: BaseException) -> int | None:
+    """What a Retry or Snooze asks for; None where it asks for nothing, or for nothing that there is."""
+    if not isinstance(error, (Retry, Snooze)):
+        return None
+    after_ms = error.after_ms
+    return after_ms if type(after_ms) is int and 0 <= after_ms <= RETRY_DELAY_MS_MAX else None
 
 
 def encoded(value: Any, what: str) -> bytes:
@@ -170,8 +192,8 @@ def encoded(value: Any, what: str) -> bytes:
     """
     try:
         output = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ResultTooLarge(f"{what} cannot be kept, since JSON cannot say it: {error}") from None
+    except Exception as error:  # TypeError, ValueError, RecursionError; and any other, as the value may be of a class that does things
+        raise ResultTooLarge(f"{what} cannot be kept, since JSON cannot say it: {_message(error)}") from None
     if len(output) > OUTPUT_BYTES_MAX:
         raise ResultTooLarge(
             f"{what} has {len(output):,} bytes in JSON, of at most {OUTPUT_BYTES_MAX:,}; keep it elsewhere, and where here"
@@ -213,10 +235,7 @@ def class_names(error: BaseException) -> list[str]:
 
 def failure_of(error: BaseException) -> Failure:
     """The error as it is kept: its type, its message, and the end of its traceback, each cut to its limit."""
-    try:
-        message = str(error)
-    except BaseException as broken:  # a __str__ of the user's, which may do anything
-        message = f"(its message cannot be had: {type(broken).__name__})"
+    message = _message(error)
     try:
         trace = "".join(traceback.format_exception(error))
     except BaseException as broken:
@@ -226,6 +245,13 @@ def failure_of(error: BaseException) -> Failure:
         message=_encodable(message[:ERROR_MESSAGE_CHARS_MAX]),
         traceback=_encodable(trace[-ERROR_TRACEBACK_CHARS_MAX:]),  # the end says where it happened
     )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:  # a __str__ of the user's, which may do anything
+        return f"(its message cannot be had: {type(broken).__name__})"
 
 
 def _encodable(text: str) -> str:
