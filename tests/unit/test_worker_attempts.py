@@ -12,7 +12,7 @@ from duewheel.core.model import Outcome, Terms
 from duewheel.core.retry import RetryPolicy
 from duewheel.ports import GroupPosition
 from duewheel.worker.loop import REVOKE_GRACE_MS
-from duewheel.worker.watch import LOOK_EVERY_MS
+from duewheel.worker.watch import LOOK_EVERY_MS, STALLED_MS
 from tests.worker_world import TURN_MS, Desk
 
 UNTIL_SEEN = 2 * LOOK_EVERY_MS // TURN_MS + 2  # turns until the watch has looked, and what it found is recorded
@@ -148,11 +148,24 @@ def test_W5_a_worker_that_stood_still_does_not_blame_its_handlers(own: dict[str,
     pass_ms(desk, 9_000)
     before = desk.said()
     desk.clock.now_ms += 120_000  # SIGSTOP
-    pass_ms(desk, 10_000)
-    assert not {"RETRY", "FAILED"} & {result for _, result in desk.said()}, "the rest of its time is still its own"
+    pass_ms(desk, 9_000)
+    assert not {"RETRY", "FAILED"} & {result for _, result in desk.said()}, "the rest of its time is still its own, but for a second"
     pass_ms(desk, 2_000)
     assert [result for _, result in desk.said()][-1] == "RETRY", "and no more than that"
     assert before in ([], [("0-0", "STARTED")])
+
+
+@pytest.mark.parametrize("own", [{"timeout": 5}, {"heartbeat": 5}], ids=str)
+def test_a_loop_whose_every_turn_is_slow_still_enforces_limits(own: dict[str, Any]) -> None:
+    """As where handlers hold the interpreter for longer than a second at a time."""
+    desk = desk_with_a_run(**own)
+    began_ms = desk.clock.now_ms
+    while desk.crew.running():
+        desk.worker.turn()
+        desk.clock.now_ms += STALLED_MS + 200
+        assert desk.clock.now_ms - began_ms < 10_000
+    desk.turn()
+    assert desk.said()[-1] == ("0-0", "RETRY")
 
 
 # --- what is never run ---

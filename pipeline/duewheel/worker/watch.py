@@ -15,11 +15,12 @@ All of it happens in one look at what is running just now, every LOOK_EVERY_MS. 
 time, so the cost does not know how many runs come and go: a run that is over between two looks was never seen, and need not be.
 
 A worker that was stopped itself (SIGSTOP, a closed lid) finds, when it goes on, that everything has taken far too long. But its handlers
-stood still as it did, and a failed attempt would be blamed on them. So time in which nobody looked for more than STALLED_MS is not
-counted: neither against run timeouts nor against the handlers' own heartbeats, which get their full time anew from where they stood. It
-does no harm that such runs are still believed in. If their leases ran out meanwhile, others have been dispatched with higher tokens, and
-what these report is refused by its token; if not, they go on as if nothing had been. Nor need it wait until the membership in the group is
-proved: that is about who may start and commit, and not about runs that were started rightly.
+stood still as it did, and a failed attempt would be blamed on them. So of a time in which nobody looked only the first STALLED_MS count,
+against run timeouts and against the handlers' own heartbeats; the rest is given back. (Those do count, so that a loop that is merely slow,
+because a handler holds the interpreter for a second at a time, still enforces its limits.) It does no harm that such runs are still
+believed in. If their leases ran out meanwhile, others have been dispatched with higher tokens, and what these report is refused by its
+token; if not, they go on as if nothing had been. Nor need it wait until the membership in the group is proved: that is about who may start
+and commit, and not about runs that were started rightly.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Watch:
             if not run.started_ms:
                 continue  # its executor has it, and has not called it
             if away_ms > STALLED_MS:
-                _make_up(run, away_ms, now_ms)
+                _make_up(run, away_ms - STALLED_MS, now_ms)
             if not run.cancelled and self._stops.names(run.dispatch):
                 self._desk.cancel(run)
             error = _fault(run, now_ms)
@@ -111,10 +112,11 @@ class Watch:
         self._loop.say(run, result, own_ms + LEASE_MARGIN_MS if own_ms else LEASE_MS)
 
 
-def _make_up(run: Run, away_ms: int, now_ms: int) -> None:
-    run.started_steady_ms = min(now_ms, run.started_steady_ms + away_ms)
+def _make_up(run: Run, lost_ms: int, now_ms: int) -> None:
+    """Gives a run back the time in which the worker stood still."""
+    run.started_steady_ms = min(now_ms, run.started_steady_ms + lost_ms)
     if run.beat_ms:
-        run.beat_ms = min(now_ms, run.beat_ms + away_ms)
+        run.beat_ms = min(now_ms, run.beat_ms + lost_ms)
 
 
 def _fault(run: Run, now_ms: int) -> Exception | None:
