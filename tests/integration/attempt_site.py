@@ -104,6 +104,21 @@ def fail_always(context: Context) -> None:
     raise ConnectionError("the database is away")
 
 
+@app.task(heartbeat=2)
+def beats(payload: str, context: Context) -> None:
+    note(context)
+    while os.environ["WORKER"] == payload and not (folder / "go").exists():
+        context.heartbeat()
+        time.sleep(0.1)
+
+
+@app.task(heartbeat=1, retry=RetryPolicy.fixed(0.1, attempts=2))
+def hangs(context: Context) -> None:
+    note(context)
+    if context.attempt == 1:
+        wait_for("go")
+
+
 @app.task
 async def endless(context: Context) -> None:
     note(context)

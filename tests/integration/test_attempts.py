@@ -84,13 +84,12 @@ def test_kill_9_with_300_runs_in_flight_runs_each_once_more(site: AttemptSite) -
     victim = site.worker("victim", concurrency=300)
     site.worker("other", concurrency=100)
     site.await_ready()
-    done, held = names("done", 200), names("held", 640)
+    done, held = names("done", 200), names("held", 720)
     with site.client() as client:
         client.schedule_many(Job("noop", job_id=job_id) for job_id in done)
         site.await_phases(all_in("SUCCEEDED", done))
         client.schedule_many(Job("held", "victim", job_id=job_id) for job_id in held)
     site.await_that(lambda: sum(e.worker == "victim" for e in site.executions(*held)) == 300, "300 runs are in flight")
-    site.await_that(lambda: len(site.ends()) == 200 + 320, "the other has run its half")
     first = {e.job_id: e for e in site.executions(*held) if e.worker == "victim"}
 
     killed_ms = now_ms()
@@ -103,8 +102,7 @@ def test_kill_9_with_300_runs_in_flight_runs_each_once_more(site: AttemptSite) -
     assert Counter(e.job_id for e in site.executions()) == {job_id: 1 + (job_id in first) for job_id in done + held}
     ends = site.ends()
     assert {(ends[e.job_id]["attempt"], ends[e.job_id]["crashes"], ends[e.job_id]["token"] == e.token) for e in again} == {(2, 1, True)}
-    # What the victim had claimed beyond its 300 threads was never run there; that too counts as lost.
-    assert all(end["attempt"] == 1 for job_id, end in ends.items() if job_id in done)
+    assert {ends[job_id]["attempt"] for job_id in done} == {1}
 
 
 def test_a_group_reset_to_the_earliest_offset_repeats_nothing(site: AttemptSite) -> None:
