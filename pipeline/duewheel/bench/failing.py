@@ -6,9 +6,10 @@ read how each went:
 
     dead, attempts     every job is dead, after exactly so many attempts
     wait_early         retries that started before the wait that the policy computed for them; none may
-    spread             for the last wait: jobs in the fullest twentieth of the time over which they should be spread, against an even
-                       share. 1 is even; 20 would be all at once
-    *_mb               resident memory, when every job has failed once and at its highest: a retry that waits should not be in memory
+    spread             of the last waits, as they were: jobs in the fullest twentieth of the time over which they should be spread,
+                       against an even share. 1 is even; 20 would be all at once
+    *_mb               resident memory, when every job has failed once, at the end, and at its highest: a retry that waits should not
+                       be in memory
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, payload_bytes
     scan = Scan(place.kafka, topology.dead_letter, _STALLED_S)
     _await(lambda: found.read(scan), jobs, fleet, progress, "dying")
     seconds = time.monotonic() - began_s
-    peak_mb = {name: process.resident_mb(pid)[1] for name, pid in pids.items()}
+    last_mb = {name: process.resident_mb(pid) for name, pid in pids.items()}
     fleet.stop()
     found.read(scan)  # were there more than one of a job, some might lie behind
     scan.close()
@@ -73,7 +74,8 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, payload_bytes
     report.add("spread", found.spread(), "jobs in the fullest twentieth of the last wait's window, against an even share of 1")
     for name in pids:
         report.add(f"{name}_mb", first_mb[name], f"resident memory of the {name} when every job had failed once, MB")
-        report.add(f"{name}_peak_mb", peak_mb[name], "the same at its highest, MB")
+        report.add(f"{name}_end_mb", last_mb[name][0], "the same when all were dead, MB")
+        report.add(f"{name}_peak_mb", last_mb[name][1], "the same at its highest, MB")
     report.add("seconds", seconds, f"until all were dead; the waits alone are at most {_waits_s():g}")
     return report
 
@@ -122,8 +124,8 @@ class _Found:
             self.early += again["started_ms"] < failed["ended_ms"] + wanted_ms
         last_ms = undiminished_ms(DEFAULT, ATTEMPTS - 1)
         window_ms = last_ms * DEFAULT.jitter
-        into_ms = delay_ms(DEFAULT, ATTEMPTS - 1, run["job_id"], endings[-2]["attempt"]) - (last_ms - window_ms)
-        self._buckets[min(_BUCKETS - 1, int(into_ms * _BUCKETS / window_ms))] += 1
+        waited_ms = endings[-1]["started_ms"] - endings[-2]["ended_ms"]
+        self._buckets[int((waited_ms - (last_ms - window_ms)) * _BUCKETS / window_ms)] += 1  # late ones lie beyond the window
 
     def spread(self) -> float:
         return max(self._buckets.values(), default=0) * _BUCKETS / max(1, sum(self._buckets.values()))
