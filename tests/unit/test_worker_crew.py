@@ -288,6 +288,69 @@ def test_W12_of_handlers_left_behind_there_are_not_more_than_the_limit(desk: Des
     assert desk.finished_count == 0
 
 
+def test_a_handler_that_ends_while_it_is_given_up_loses_no_slot(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up = leftovers.Leftovers.give_up
+    threads = threading.active_count()
+
+    def give_up_slowly(self: Any, of: Run) -> Any:
+        """The handler's thread ends between the decision and what follows from it."""
+        given_up = give_up(self, of)
+        stuck.free.set()
+        until(desk, lambda: threading.active_count() == before - 1)
+        return given_up
+
+    monkeypatch.setattr(leftovers.Leftovers, "give_up", give_up_slowly)
+    for number in range(3):  # of two slots
+        stuck = Stuck("plain")
+        each = stuck.run(number)
+        desk.submit([each])
+        until(desk, lambda: stuck.inside)  # noqa: B023
+        before = threading.active_count()
+        assert desk.abandon(each)
+    assert threading.active_count() <= threads + 1
+    desk.submit([run(lambda: None)])
+    assert finished(desk, 1)[0].result == "SUCCEEDED"
+
+
+def test_W12_slots_that_are_occupied_by_what_was_given_up_do_not_look_like_free_ones(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "STUCK_HANDLERS_MAX", 0)
+    crew = Crew(4, clock, None, Shares({"q": 1}))
+    desk = crew.desk("q")
+    desk.gate_ms = 1_000
+    stuck = Stuck("plain")
+    runs = [stuck.run(0), stuck.run(1)]
+    desk.submit(runs)
+    until(desk, lambda: stuck.inside == 2)
+    assert all(desk.abandon(each) for each in runs)
+    desk.submit([run(lambda: None)])  # one that waits, and two threads that are not idle and run nothing
+    assert finished(desk, 1)[0].result == "SUCCEEDED"
+    assert stuck.inside == 2, "and it did not wait for them"
+    stuck.free.set()
+    crew.close()
+
+
+def test_a_coroutine_that_is_given_up_before_its_first_step_never_takes_it(desk: Desk) -> None:
+    entered, release = threading.Event(), threading.Event()
+    steps = []
+
+    async def block() -> None:
+        entered.set()
+        release.wait(10)  # the whole loop
+
+    async def step() -> None:
+        steps.append(1)
+
+    first, second = run(block, 0), run(step, 1)
+    desk.submit([first, second])
+    assert entered.wait(10)
+    assert desk.abandon(second)
+    release.set()
+    assert finished(desk, 1) == [first]
+    desk.submit([run(block, 2), run(block, 3)])  # both slots are free
+    assert len(finished(desk, 2)) == 2
+    assert steps == []
+
+
 def test_a_run_that_ends_while_it_is_given_up_ends_once(desk: Desk) -> None:
     """Whoever wins: either it is finished, or it was given up."""
     given_up = set()

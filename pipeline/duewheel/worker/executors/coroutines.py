@@ -55,9 +55,10 @@ class Coroutines:
             self._call_in_loop(lambda: self._cancel(run, task))
 
     def abandon(self, run: Run) -> bool:
-        task = self._tasks.give_up(run)
-        if task is None:
+        given_up = self._tasks.give_up(run)
+        if given_up is None:
             return False
+        task, _ = given_up
         self._call_in_loop(lambda: self._cancel(run, task))
         self._call_in_loop(self._fill)
         return True
@@ -96,6 +97,9 @@ class Coroutines:
 
     async def _perform(self, run: Run) -> None:
         running = self._tasks.running
+        if run not in running:  # given up before its first step
+            self._leave(run)
+            return
         run.started_ms = self._wall_ms()
         try:
             if run.cancelled:
@@ -103,19 +107,22 @@ class Coroutines:
             value = await run.task.call(Context(run.dispatch, run.desk.queue, run))
         except BaseException as error:  # also CancelledError and SystemExit, which would end the loop
             if running.pop(run, None) is None:
-                self._tasks.ended(run)
-                self._fill()
+                self._leave(run)
                 return
             run.fail(error)
         else:
             if running.pop(run, None) is None:
-                self._tasks.ended(run)
-                self._fill()
+                self._leave(run)
                 return
             if run.task.keeps_result:
                 run.end(value)
         run.finished_ms = self._wall_ms()
         run.desk.finished(run)
+        self._fill()
+
+    def _leave(self, run: Run) -> None:
+        """It was given up, and has ended now."""
+        self._tasks.ended(run)
         self._fill()
 
     def _cancel(self, run: Run, task: _Task) -> None:

@@ -38,8 +38,12 @@ class Leftovers(Generic[Seat]):
         self.kept: dict[Run, Seat] = {}
         self._lock = threading.Lock()
 
-    def give_up(self, run: Run) -> Seat | None:
-        """Called by the polling thread. None: the run has just ended by itself, and that counts."""
+    def give_up(self, run: Run) -> tuple[Seat, bool] | None:
+        """Called by the polling thread. None: the run has just ended by itself, and that counts.
+
+        Returns:
+            Who ran it, and whether the slot is free: said here and not to be looked up later, as the handler may end at any moment.
+        """
         with self._lock:
             seat = self.running.pop(run, None)
             if seat is None:
@@ -48,7 +52,7 @@ class Leftovers(Generic[Seat]):
             (self.kept if kept else self.freed)[run] = seat
         if kept:
             log.error("worker.slot_occupied", task=run.task.name, left_behind=len(self.freed), occupied=len(self.kept))
-        return seat
+        return seat, not kept
 
     def ended(self, run: Run) -> bool:
         """Called by whoever ran it, when it has ended and was given up before. Whether its slot was given to another."""

@@ -141,10 +141,11 @@ class Threads:
             seat.cancel(run)
 
     def abandon(self, run: Run) -> bool:
-        seat = self._seats.give_up(run)
-        if seat is None:
+        given_up = self._seats.give_up(run)
+        if given_up is None:
             return False
-        if run in self._seats.freed:
+        seat, is_free = given_up
+        if is_free:
             self._leave_behind()
         seat.kill(run)
         return True
@@ -155,8 +156,9 @@ class Threads:
             self._wake()
 
     def _on_the_way(self) -> int:
-        """How many threads are about to take a run: those between two, and those whose seats are still getting ready."""
-        return self._count - len(self._idle) - len(self._seats.running)
+        """How many threads are about to take a run: those between two, and those whose seats are still getting ready. Not those that are
+        held by handlers which were given up and cannot be replaced: who knows when these will take one."""
+        return self._count - len(self._idle) - len(self._seats.running) - len(self._seats.kept)
 
     def join(self, timeout_s: float) -> None:
         """Waits for all threads to end, after `close`."""
