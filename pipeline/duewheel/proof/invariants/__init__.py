@@ -1,0 +1,39 @@
+"""The promises, one class each. A class says in its docstring what must hold, and `check` finds where it did not.
+
+outcomes.py   nothing is lost, invented, or ended twice
+times.py      nothing is early, and nothing late without an excuse
+fencing.py    tokens rise, and each dispatch is started once
+failures.py   what is cancelled, dead, crashing or silent is treated as it must be
+logs.py       offsets, backlogs, and that all witnesses know the same
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from duewheel.proof.invariants.base import Invariant, Violation
+from duewheel.proof.invariants.failures import CancelledStays, CrashLimit, HeardOut, OneDeadLetter
+from duewheel.proof.invariants.fencing import StartedOnce, TokensRise
+from duewheel.proof.invariants.logs import BacklogDrains, OffsetsRise, WitnessesAgree
+from duewheel.proof.invariants.outcomes import NoLoss, NoPhantom, OneOutcome, SlotsMatched
+from duewheel.proof.invariants.times import NeverEarly, Punctual
+
+INVARIANTS: Final[tuple[Invariant, ...]] = (
+    NoLoss(),
+    NoPhantom(),
+    NeverEarly(),
+    Punctual(),
+    OneOutcome(),
+    TokensRise(),
+    StartedOnce(),
+    SlotsMatched(),
+    CancelledStays(),
+    OffsetsRise(),
+    WitnessesAgree(),
+    BacklogDrains(),
+    OneDeadLetter(),
+    CrashLimit(),
+    HeardOut(),
+)
+
+__all__ = ["INVARIANTS", "Invariant", "Violation"]
