@@ -1,0 +1,268 @@
+"""Transactions in memory, with the manners of librdkafka and of what our adapter makes of it.
+
+Two producers are taken in turn. A fault is judged by its kind, as the real one by its flags: the same call again for what is retriable, as
+long as our own clock allows; an abort where one is required; and for anything else the producer is thrown away, as it is where a call
+takes too long. What was under way may still take effect then, until `recover` takes the id over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Final
+
+from duewheel.adapters.memory.broker import RECORD_BYTES_MAX, Broker
+from duewheel.adapters.memory.logs import Headers
+from duewheel.adapters.memory.readers import MemoryGroupReader
+from duewheel.adapters.memory.world import Fault, Kind, Process
+from duewheel.core.topology import partition_of
+from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
+
+CALL_TIMEOUT_S: Final = 20.0
+TIMEOUT_MS: Final = 30_000
+INIT_TIMEOUT_S: Final = 5.0
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 0.5
+
+_Sent = tuple[bytes | None, bytes | None, Headers | None]
+
+
+class Producer:
+    """One transactional producer. Every call passes the process's gate."""
+
+    def __init__(self, process: Process, broker: Broker, transactional_id: str) -> None:
+        self.id = transactional_id
+        self._process = process
+        self._broker = broker
+        self._epoch = -1
+        self._waiting: dict[tuple[str, int], list[_Sent]] = {}
+        self._is_open = False  # at the coordinator
+
+    def init(self, timeout_s: float) -> None:
+        """Raises Fault where it does not succeed in time."""
+        deadline_us = self._process.world.now_us + round(timeout_s * 1_000_000)
+
+        def init() -> None:
+            self._process.reach("transactions.init")
+            self._epoch = self._broker.transactions.init(self.id)
+            self._process.answer("transactions.init")
+
+        _repeat(self._process, init, deadline_us)
+
+    def begin(self) -> None:
+        self._waiting = {}
+        self._is_open = False
+
+    def produce(
+        self, topic: str, value: bytes | None, key: bytes | None = None, partition: int = -1, headers: Headers | None = None
+    ) -> None:
+        if len(value or b"") + len(key or b"") > RECORD_BYTES_MAX:
+            raise Fault(Kind.ABORT, f"MSG_SIZE_TOO_LARGE: a record for {topic}")
+        logs = self._broker.topics.get(topic)
+        if partition < 0 and logs is not None:
+            partition = partition_of(key or b"", len(logs))
+        self._waiting.setdefault((topic, partition), []).append((key, value, headers))
+
+    def flush(self, deadline_us: int) -> None:
+        """Sends what waits, partition by partition."""
+        while self._waiting:
+            (topic, partition), records = next(iter(self._waiting.items()))
+
+            def send(topic: str = topic, partition: int = partition, records: list[_Sent] = records) -> None:
+                self._process.reach("transactions.produce")
+                log = self._broker.find(topic, partition)
+                if log is None:
+                    raise Fault(Kind.ABORT, f"UNKNOWN_TOPIC_OR_PART: {topic} [{partition}]")
+                self._broker.transactions.produce(self.id, self._epoch, TIMEOUT_MS, log, records)
+                self._is_open = True
+
+            _repeat(self._process, send, deadline_us)
+            del self._waiting[topic, partition]
+
+    def send_offsets(self, group: str, member: tuple[str, int], offsets: Sequence[Offset], deadline_us: int) -> None:
+        def send() -> None:
+            self._process.reach("transactions.offsets")
+            of = self._broker.group(group)
+            self._broker.transactions.offsets(self.id, self._epoch, TIMEOUT_MS, of, member, offsets)
+            self._is_open = True
+            self._process.answer("transactions.offsets")
+
+        _repeat(self._process, send, deadline_us)
+
+    def end(self, commit: bool, deadline_us: int) -> None:
+        if not self._is_open:
+            return
+        where = "transactions.commit" if commit else "transactions.abort"
+
+        def end() -> None:
+            self._process.reach(where)
+            self._broker.transactions.end(self.id, self._epoch, commit)
+            self._process.answer(where)
+
+        _repeat(self._process, end, deadline_us)
+        self._is_open = False
+
+    def abort(self, deadline_us: int) -> None:
+        # What waits was perhaps sent, perhaps not. Here it was not, which leaves less behind; crashes leave more.
+        self._waiting = {}
+        self.end(False, deadline_us)
+
+
+class MemoryTransactions:
+    """`ports.TransactionalOutput` in memory.
+
+    Args:
+        groups: the members whose offsets will be committed, by consumer group.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        broker: Broker,
+        name: str,
+        groups: Mapping[str, MemoryGroupReader],
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._broker = broker
+        self._groups = groups
+        self._call_timeout_s = call_timeout_s
+        self._producers: list[Producer | None] = [None, None]
+        self._turn = 0
+
+    def recover(self) -> bool:
+        for index, producer in enumerate(self._producers):
+            if producer is None:
+                self._producers[index] = self._initialised(index)
+        return None not in self._producers
+
+    def begin(self) -> _MemoryTransaction:
+        self._turn ^= 1
+        producer = self._producers[self._turn]
+        if producer is None:
+            if not self.recover():
+                raise TransactionAborted("no transactional producer could be initialised")
+            producer = self._producers[self._turn]
+        assert producer is not None
+        members = {group: reader.member for group, reader in self._groups.items()}
+        try:
+            self._process.reach("transactions.begin")
+            producer.begin()
+        except Fault as fault:
+            self._discard(producer)
+            raise TransactionUnknown(str(fault)) from fault
+        return _MemoryTransaction(self, producer, members)
+
+    def close(self) -> None:
+        self._producers = [None, None]
+
+    def _initialised(self, index: int) -> Producer | None:
+        producer = Producer(self._process, self._broker, f"{self.name}-{index}")
+        try:
+            producer.init(INIT_TIMEOUT_S)
+        except Fault:
+            return None
+        return producer
+
+    def _discard(self, producer: Producer) -> None:
+        if producer in self._producers:
+            self._producers[self._producers.index(producer)] = None
+
+    def _deadline_us(self) -> int:
+        return self._process.world.now_us + round(self._call_timeout_s * 1_000_000)
+
+    def _finish(self, producer: Producer, members: Mapping[str, tuple[str, int]], offsets: Mapping[str, Sequence[Offset]]) -> Future[None]:
+        deadline_us = self._deadline_us()
+
+        def finish() -> None:
+            producer.flush(deadline_us)
+            for group, positions in offsets.items():
+                producer.send_offsets(group, members[group], positions, deadline_us)
+            producer.end(True, deadline_us)
+
+        return self._process.aside(finish)
+
+    def _settle(self, producer: Producer, finishing: Future[None]) -> None:
+        if not self._process.await_done(finishing, self._call_timeout_s + 1.0):
+            self._producers = [None, None]
+            raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s")
+        error = finishing.exception()
+        if error is None:
+            return
+        if not isinstance(error, Fault):
+            raise error
+        if error.kind is Kind.ABORT:
+            self._abort(producer)
+            raise TransactionAborted(str(error)) from error
+        self._discard(producer)
+        raise TransactionUnknown(str(error)) from error
+
+    def _abort(self, producer: Producer) -> None:
+        deadline_us = self._deadline_us()
+        aborting = self._process.aside(lambda: producer.abort(deadline_us))
+        if not self._process.await_done(aborting, self._call_timeout_s + 5.0):
+            self._producers = [None, None]
+        elif (error := aborting.exception()) is not None:
+            if not isinstance(error, Fault):
+                raise error
+            self._discard(producer)
+
+
+class _MemoryTransaction:
+    """`ports.Transaction`."""
+
+    def __init__(self, output: MemoryTransactions, producer: Producer, members: Mapping[str, tuple[str, int]]) -> None:
+        self._output = output
+        self._producer = producer
+        self._members = members
+        self._open = True
+        self.produce: Callable[..., None] = producer.produce
+
+    def __enter__(self) -> _MemoryTransaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._open:
+            self._open = False
+            self._output._abort(self._producer)
+            if isinstance(error, Fault):
+                raise TransactionAborted(str(error)) from error
+
+    def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
+        self.commit_later(offsets).settle()
+
+    def commit_later(self, offsets: Mapping[str, Sequence[Offset]]) -> _MemoryPendingCommit:
+        self._open = False
+        return _MemoryPendingCommit(self._output, self._producer, self._output._finish(self._producer, self._members, offsets))
+
+
+class _MemoryPendingCommit:
+    """`ports.PendingCommit`."""
+
+    def __init__(self, output: MemoryTransactions, producer: Producer, finishing: Future[None]) -> None:
+        self._output = output
+        self._producer = producer
+        self._finishing = finishing
+
+    def settle(self) -> None:
+        self._output._settle(self._producer, self._finishing)
+
+
+def _repeat(process: Process, call: Callable[[], None], deadline_us: int) -> None:
+    """Makes the same call again while its fault is retriable and time is left."""
+    backoff_s = _BACKOFF_S
+    while True:
+        try:
+            return call()
+        except Fault as fault:
+            if fault.kind is not Kind.RETRIABLE or process.world.now_us + backoff_s * 1_000_000 > deadline_us:
+                raise
+        process.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+
+def fence_producer(process: Process, broker: Broker, name: str, index: int) -> None:
+    """Ends what the producer `index` of the owner called `name` left open. Raises Fault where that does not succeed in time."""
+    Producer(process, broker, f"{name}-{index}").init(INIT_TIMEOUT_S)

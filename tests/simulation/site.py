@@ -1,0 +1,223 @@
+"""An installation in memory: topics, and machines on which processors and workers run, crash, and are started again.
+
+The processes are the real ones, assembled as `duewheel.wiring` does it, over the adapters in memory. A machine outlives its processes: a
+processor that is started again finds the disk as the one before left it, and a new name, by which others may fence it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from duewheel.adapters.avro import codec
+from duewheel.adapters.memory.broker import Broker
+from duewheel.adapters.memory.cluster import MemoryCluster
+from duewheel.adapters.memory.readers import MemoryGroupReader, MemoryReader
+from duewheel.adapters.memory.store import Disk, MemoryStore
+from duewheel.adapters.memory.transactions import MemoryTransactions
+from duewheel.adapters.memory.world import Process, World
+from duewheel.core.claims import Claim, encode
+from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.topology import Topology, partition_of
+from duewheel.engine.processor import Processor
+from duewheel.ports import Offset
+from duewheel.proof.history import Event
+from duewheel.worker.app import App
+from duewheel.worker.doorstep import LastLives
+from duewheel.worker.loop import Worker
+from duewheel.worker.runs import Run
+from duewheel.worker.stops import Stops
+from duewheel.worker.takeover import Returns
+from tests.simulation.desk import VirtualDesk
+from tests.simulation.kernel import Kernel
+
+TOPOLOGY: Final = Topology("sim")
+SESSION_TIMEOUT_MS: Final = 6_000
+BROKER_TIMEOUT_MS: Final = 60_000
+GRACE_MS: Final = 5_000
+
+
+class Site:
+    """What all machines share.
+
+    Attributes:
+        history: what was seen, in order.
+        failures: errors that no process may end with.
+    """
+
+    def __init__(self, world: World, kernel: Kernel, random: Random, timer_partitions: int, queues: dict[str, int]) -> None:
+        self.world = world
+        self.kernel = kernel
+        self.random = random
+        self.broker = Broker(world)
+        self.history: list[Event] = []
+        self.failures: list[str] = []
+        self.names = 0
+        for topic in (TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes):
+            self.broker.create(topic, timer_partitions)
+        self.broker.create(TOPOLOGY.dead_letter, 1)
+        self.broker.create(TOPOLOGY.control, 1)
+        for queue, partitions in queues.items():
+            self.broker.create(TOPOLOGY.dispatch(queue), partitions)
+            new = [Offset(TOPOLOGY.dispatch(queue), p, 0, encode(Claim("", 0), 0)) for p in range(partitions)]
+            self.broker.group(TOPOLOGY.worker_group(queue)).commit(("", -1), new)
+
+    def tell(self, event: Event) -> None:
+        self.history.append(event)
+
+    def new_name(self, kind: str) -> str:
+        """A name for a process, as random as a UUID, and the same in every run of a seed."""
+        self.names += 1
+        return f"{TOPOLOGY.prefix}.{kind}.{self.random.getrandbits(112):028x}{self.names:04x}"
+
+
+class Machine:
+    """Where one process runs at a time, and is started again after it ended.
+
+    Attributes:
+        process: the one that runs now, or ran last.
+        wanted: whether it is to be started again.
+        draining: whether it was asked to end in good order.
+    """
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.skew_us = 0
+        self.wanted = False
+        self.draining = False
+        self.starts = 0
+        self.process = Process(site.world, name)
+        self.process.alive = False
+
+    def start(self) -> None:
+        """Starts a process, unless one runs."""
+        if self.process.alive:
+            return
+        self.wanted, self.draining = True, False
+        self.starts += 1
+        process = self.process = Process(self.site.world, f"{self.name}.{self.starts}")
+        process.skew_us = self.skew_us
+        self.site.kernel.note(process.name, "starts")
+        self.site.kernel.start(process, lambda: self._run(process))
+
+    def drain(self) -> None:
+        """Asks for an end in good order."""
+        self.wanted, self.draining = False, True
+        self.process.wake()
+
+    def _run(self, process: Process) -> None:
+        why = ""
+        try:
+            self.run(process)
+        except EnvironmentFailure as error:
+            why = str(error)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self.site.failures.append("".join(traceback.format_exception(error)))
+        finally:
+            if process.alive:
+                self.site.kernel.note(process.name, "ends", why)
+                process.alive = False
+                self.site.world.later(0, lambda: self.site.kernel.reap(process))
+
+    def run(self, process: Process) -> None:
+        """What the process does, until it should end."""
+        raise NotImplementedError
+
+
+class ProcessorMachine(Machine):
+    """Runs a timer processor.
+
+    Attributes:
+        disk: its stores.
+        processor: of the process that runs now.
+    """
+
+    def __init__(self, site: Site, name: str) -> None:
+        super().__init__(site, name)
+        self.disk = Disk()
+        self.processor: Processor | None = None
+
+    def run(self, process: Process) -> None:
+        broker, kernel = self.site.broker, self.site.kernel
+        group = TOPOLOGY.processor_group
+        intake = MemoryGroupReader(process, broker, TOPOLOGY.intake, group)
+        name = self.site.new_name("processor")
+        kernel.note(process.name, "is called", name[-6:])
+        processor = self.processor = Processor(
+            topology=TOPOLOGY,
+            clock=process,
+            codec=codec,
+            cluster=MemoryCluster(process, broker),
+            intake=intake,
+            outcomes=MemoryReader(process, broker, TOPOLOGY.outcomes),
+            changelog=MemoryReader(process, broker, TOPOLOGY.state),
+            output=MemoryTransactions(process, broker, name, {group: intake}),
+            open_store=lambda number: MemoryStore(process, self.disk, number, f"sim/{number}"),
+            close_stores=lambda: None,
+            partition_of=partition_of,
+            sleep=process.sleep,
+            broker_timeout_ms=BROKER_TIMEOUT_MS,
+        )
+        processor.start()
+        while not self.draining:
+            processor.turn()
+        processor.close()
+
+
+class WorkerMachine(Machine):
+    """Runs a worker of one queue.
+
+    Args:
+        app: makes its app, given the process.
+        started: told of each run right before its handler is called.
+    """
+
+    def __init__(
+        self, site: Site, name: str, queue: str, concurrency: int, app: Callable[[Process], App], started: Callable[[Process, Run], None]
+    ) -> None:
+        super().__init__(site, name)
+        self._queue = queue
+        self._concurrency = concurrency
+        self._app = app
+        self._started = started
+
+    def run(self, process: Process) -> None:
+        broker, site = self.site.broker, self.site
+        dispatches, group = TOPOLOGY.dispatch(self._queue), TOPOLOGY.worker_group(self._queue)
+        cluster = MemoryCluster(process, broker)
+        outcome_partitions = cluster.partition_count(TOPOLOGY.outcomes)
+        ends = cluster.watermarks(TOPOLOGY.control, range(cluster.partition_count(TOPOLOGY.control)))
+        stops = Stops(MemoryReader(process, broker, TOPOLOGY.control), ends, codec, process)
+        reader = MemoryGroupReader(process, broker, dispatches, group)
+        name = site.new_name("worker")
+        site.kernel.note(process.name, "is called", name[-6:])
+        worker = Worker(
+            app=self._app(process),
+            queue=self._queue,
+            name=process.name,
+            concurrency=self._concurrency,
+            topology=TOPOLOGY,
+            clock=process,
+            codec=codec,
+            cluster=cluster,
+            reader=reader,
+            output=MemoryTransactions(process, broker, name, {group: reader}),
+            returns=Returns(lambda: MemoryReader(process, broker, dispatches)),
+            desk=VirtualDesk(process, site.random, self._concurrency, self._queue, lambda run: self._started(process, run)),
+            stops=stops,
+            lives=LastLives(),
+            aside=process.aside,
+            outcome_partitions=outcome_partitions,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            broker_timeout_ms=BROKER_TIMEOUT_MS,
+        )
+        worker.start()
+        while not worker.stopped:
+            if self.draining:
+                worker.drain(GRACE_MS)
+            worker.turn()
+        worker.close()

@@ -1,0 +1,363 @@
+"""What goes wrong, by the seed.
+
+Each seed has a climate: of all kinds of faults it draws a few, and how often they come. Few kinds at a time find more than all of them at
+once, since what is always broken is never half done.
+
+Some faults meet a call on its way out (nothing has happened), or its answer on the way back (it has happened, and nobody knows): these
+are drawn at each call, rare calls being met more often. Others happen at their time, to a process, a disk, a clock, a log (`Storm`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Final
+
+from duewheel.adapters.memory.world import Fault, Kind, Process, World
+from duewheel.proof.history import FaultBegan, FaultEnded
+from tests.simulation.kernel import Kernel
+from tests.simulation.site import Machine, ProcessorMachine, Site
+
+# How often a call is met, in a moderate climate. A process polls fifty times a second, and claims its partitions once in a while.
+_RATES: Final = {
+    "group.poll": 2e-4,
+    "reader.poll": 1e-4,
+    "group.commit": 4e-3,
+    "group.committed": 3e-2,
+    "cluster": 3e-2,
+    "transactions.init": 3e-2,
+    "transactions": 3e-3,
+    "store.open": 2e-2,
+    "store": 1e-3,
+    "intake": 2e-2,
+}
+
+AT_CALLS: Final = ("crash", "pause", "slow", "retriable", "abort", "fatal", "answer lost", "late", "hang")
+AT_TIMES: Final = (
+    "kill",
+    "stop",
+    "cut off",
+    "outage",
+    "clock step",
+    "clock leap",
+    "restart",
+    "store dropped",
+    "store damaged",
+    "store left behind",
+    "power cut",
+    "disk full",
+    "compaction",
+    "retention",
+    "storm",
+    "slow markers",
+)
+
+_BROKER_CALLS: Final = ("cluster", "group.commit", "group.committed", "transactions", "intake")
+_CUT_OFF_US: Final = {"cluster": 5_000_000, "group": 6_000_000, "transactions": 1_000_000, "intake": 8_000_000, "states": 5_000_000}
+
+
+class Climate:
+    """The kinds of faults of one seed, and how often they come."""
+
+    def __init__(self, random: Random, calm: bool = False) -> None:
+        share = 0.0 if calm else random.choice((0.15, 0.3, 0.5))
+        self.at_calls = [kind for kind in AT_CALLS if random.random() < share]
+        self.at_times = [kind for kind in AT_TIMES if random.random() < share]
+        self.intensity = random.choice((0.5, 1.0, 3.0)) if self.at_calls else 0.0
+        self.every_us = random.choice((2_000_000, 5_000_000, 12_000_000))
+
+
+class Sky:
+    """The kernel's weather.
+
+    Attributes:
+        is_open: whether anything may go wrong now.
+        counts: what went wrong, by kind.
+    """
+
+    def __init__(self, world: World, random: Random, climate: Climate) -> None:
+        self.world = world
+        self.is_open = False
+        self.counts: Counter[str] = Counter()
+        self.markers_us = (0, 3_000)
+        self._random = random
+        self._climate = climate
+        self._rates: dict[str, float] = {}
+        self._faults = 0
+        self.site: Site | None = None
+        self.kernel: Kernel | None = None
+
+    # --- kernel.Weather ---
+
+    def reach(self, process: Process, where: str) -> None:
+        if process.cut_off and not where.startswith(("store", "group.poll", "reader.poll")):
+            self._wait_in_vain(process, where)
+        if self.is_open and self._random.random() < self._rate(where):
+            self._strike(process, where)
+
+    def answer(self, process: Process, where: str) -> None:
+        if self.is_open and self._random.random() < self._rate(where):
+            self._strike_answer(process, where)
+
+    def delay_us(self, what: str) -> int:
+        random = self._random
+        if what == "marker":
+            return random.randrange(*self.markers_us) if random.random() < 0.9 else random.randrange(30_000)
+        if what == "heartbeat.return":
+            return random.choice((random.randrange(2_000), random.randrange(1_000_000)))
+        if what == "assignment":
+            return random.randrange(1_000, 30_000)
+        return random.randrange(1_000, 20_000)
+
+    # --- at calls ---
+
+    def _rate(self, where: str) -> float:
+        rate = self._rates.get(where)
+        if rate is None:
+            rate = _RATES.get(where) or _RATES.get(where.partition(".")[0]) or 0.0
+            self._rates[where] = rate = rate * self._climate.intensity
+        return rate
+
+    def _strike(self, process: Process, where: str) -> None:
+        assert self.kernel is not None
+        kinds = [kind for kind in self._climate.at_calls if _applies(kind, where)]
+        if not kinds:
+            return
+        kind, random, kernel = self._random.choice(kinds), self._random, self.kernel
+        if kind == "crash" and where.startswith("intake"):
+            return
+        self._note(kind, process, where)
+        if kind == "crash":
+            kernel.crash(process)
+        elif kind == "pause":
+            kernel.stop(process, random.choice((20_000, 400_000, 3_000_000, 9_000_000, 20_000_000)))
+        elif kind == "slow":
+            process.sleep(random.choice((0.02, 0.3, 2.0, 4.0)))
+        elif kind == "retriable":
+            raise Fault(Kind.RETRIABLE, "COORDINATOR_NOT_AVAILABLE, as the weather has it")
+        elif kind == "abort":
+            raise Fault(Kind.ABORT, "an error that requires an abort, as the weather has it")
+        elif kind == "fatal":
+            raise Fault(Kind.FATAL, "a fatal error, as the weather has it")
+        elif kind == "hang":
+            process.sleep(25.0 if where.startswith("transactions") else 7.0)
+
+    def _strike_answer(self, process: Process, where: str) -> None:
+        assert self.kernel is not None
+        kinds = [kind for kind in ("crash", "pause", "answer lost") if kind in self._climate.at_calls]
+        if not kinds:
+            return
+        kind = self._random.choice(kinds)
+        if kind == "crash" and where.startswith("intake"):
+            return
+        self._note(kind, process, f"{where}, done")
+        if kind == "crash":
+            self.kernel.crash(process)
+        elif kind == "pause":
+            self.kernel.stop(process, self._random.choice((20_000, 400_000, 3_000_000, 9_000_000)))
+        else:
+            raise Fault(self._random.choice((Kind.RETRIABLE, Kind.FATAL)), "the answer was lost, as the weather has it")
+
+    def _wait_in_vain(self, process: Process, where: str) -> None:
+        """Nothing gets through; the client tries for a while."""
+        until_us = self.world.now_us + _CUT_OFF_US[where.partition(".")[0]]
+        while process.cut_off and self.world.now_us < until_us:
+            process.sleep(0.25)
+        if process.cut_off:
+            raise Fault(Kind.RETRIABLE, "no broker can be reached")
+
+    def _note(self, kind: str, process: Process, where: str) -> None:
+        assert self.kernel is not None
+        self.counts[kind] += 1
+        self.kernel.note(process.name, f"meets: {kind}", where)
+        self.tell(kind, process.name, 25_000 if kind == "hang" else 9_000 if kind in ("pause", "slow") else 0)
+
+    def tell(self, kind: str, target: str, lasts_ms: int) -> None:
+        """Writes a fault into the history."""
+        assert self.site is not None
+        self._faults += 1
+        name, now_ms = f"f{self._faults}", self.world.now_ms
+        self.site.tell(FaultBegan(now_ms, name, kind, target))
+        self.site.tell(FaultEnded(now_ms + lasts_ms, name))
+
+
+def _applies(kind: str, where: str) -> bool:
+    if kind in ("crash", "pause", "slow"):
+        return True
+    if where.startswith("store"):
+        return kind == "fatal"
+    if not where.startswith(_BROKER_CALLS):
+        return False
+    if kind == "late":
+        return False
+    return where.startswith("transactions") if kind == "abort" else True
+
+
+class Storm:
+    """What happens at its time, to one machine or to the brokers."""
+
+    def __init__(self, site: Site, sky: Sky, climate: Climate, random: Random, machines: list[Machine], spares: list[Machine]) -> None:
+        self._site = site
+        self._kernel = site.kernel
+        self._sky = sky
+        self._climate = climate
+        self._random = random
+        self._machines = machines
+        self._spares = spares
+        self._copies: list[tuple[ProcessorMachine, int, object]] = []
+
+    def begin(self) -> None:
+        self._later()
+
+    def _later(self) -> None:
+        if self._climate.at_times:
+            self._site.world.later(self._random.randrange(self._climate.every_us * 2), self._strike)
+
+    def _strike(self) -> None:
+        if not self._sky.is_open:
+            return
+        kind = self._random.choice(self._climate.at_times)
+        self._sky.counts[kind] += 1
+        getattr(self, "_" + kind.replace(" ", "_"))()
+        self._later()
+
+    def _one(self) -> Machine:
+        return self._random.choice(self._machines)
+
+    def _processor(self) -> ProcessorMachine:
+        return self._random.choice([m for m in self._machines if isinstance(m, ProcessorMachine)])
+
+    def _tell(self, kind: str, target: str, lasts_us: int = 0) -> None:
+        self._kernel.note(target, kind, lasts_us)
+        self._sky.tell(kind, target, lasts_us // 1000)
+
+    # --- processes ---
+
+    def _kill(self) -> None:
+        machine = self._one()
+        self._tell("kill", machine.name)
+        self._kernel.crash(machine.process)
+
+    def _stop(self) -> None:
+        machine, lasts_us = self._one(), self._random.choice((300_000, 2_000_000, 8_000_000, 20_000_000, 40_000_000))
+        self._tell("stop", machine.name, lasts_us)
+        self._kernel.stop(machine.process, lasts_us)
+
+    def _cut_off(self) -> None:
+        machine, lasts_us = self._one(), self._random.choice((500_000, 4_000_000, 9_000_000, 25_000_000))
+        self._tell("cut off", machine.name, lasts_us)
+        self._kernel.cut_off(machine.process, lasts_us)
+
+    def _outage(self) -> None:
+        lasts_us = self._random.choice((500_000, 3_000_000, 8_000_000))
+        self._tell("outage", "brokers", lasts_us)
+        for machine in self._machines:
+            self._kernel.cut_off(machine.process, lasts_us)
+
+    def _restart(self) -> None:
+        machine = self._one()
+        self._tell("restart", machine.name, 8_000_000)
+        machine.drain()
+        self._site.world.later(self._random.randrange(100_000, 12_000_000), machine.start)
+
+    def _storm(self) -> None:
+        """Members come and go."""
+        self._tell("storm", "groups", 8_000_000)
+        for at in range(self._random.randrange(2, 6)):
+            spare = self._random.choice(self._spares)
+            act = spare.drain if spare.process.alive else spare.start
+            self._site.world.later(at * self._random.randrange(200_000, 3_000_000), act)
+
+    # --- clocks ---
+
+    def _clock_step(self) -> None:
+        machine = self._one()
+        machine.skew_us = machine.process.skew_us = self._random.randrange(-4_000_000, 900_000)
+        self._tell("clock step", machine.name)
+
+    def _clock_leap(self) -> None:
+        machine, lasts_us = self._one(), self._random.randrange(1_000_000, 15_000_000)
+        process, before_us = machine.process, machine.process.skew_us
+        process.skew_us = before_us + self._random.choice((5_000_000, 3_600_000_000, 10**12))
+        self._tell("clock leap", machine.name, lasts_us)
+
+        def back() -> None:
+            process.skew_us = before_us
+
+        self._site.world.later(lasts_us, back)
+
+    # --- disks ---
+
+    def _offline(self, meddle: str) -> None:
+        """Kills a processor, meddles with a store of its, and lets it come back."""
+        machine = self._processor()
+        numbers = sorted(machine.disk.contents)
+        self._tell(meddle, machine.name)
+        self._kernel.crash(machine.process)
+        if not numbers:
+            return
+        number = self._random.choice(numbers)
+        if meddle == "store dropped":
+            machine.disk.drop(number)
+        elif meddle == "store left behind":
+            old = self._random.choice([c for m, n, c in self._copies if m is machine and n == number] or [None])
+            if old is not None:
+                machine.disk.put(number, old)  # type: ignore[arg-type]
+        else:
+            machine.disk.lose_writes(number, self._random.randrange(1, 60))
+        self._copies.append((machine, number, machine.disk.copy(number)))
+
+    def _store_dropped(self) -> None:
+        self._offline("store dropped")
+
+    def _store_left_behind(self) -> None:
+        for machine in self._machines:
+            if isinstance(machine, ProcessorMachine):
+                self._copies += [(machine, number, machine.disk.copy(number)) for number in sorted(machine.disk.contents)]
+        self._offline("store left behind")
+
+    def _power_cut(self) -> None:
+        self._offline("power cut")
+
+    def _store_damaged(self) -> None:
+        machine = self._processor()
+        self._tell("store damaged", machine.name)
+        numbers = sorted(machine.disk.contents)
+        if numbers:
+            machine.disk.damage(self._random.choice(numbers))
+
+    def _disk_full(self) -> None:
+        machine, lasts_us = self._processor(), self._random.randrange(100_000, 8_000_000)
+        self._tell("disk full", machine.name, lasts_us)
+        machine.disk.full = True
+
+        def free() -> None:
+            machine.disk.full = False
+
+        self._site.world.later(lasts_us, free)
+
+    # --- logs ---
+
+    def _compaction(self) -> None:
+        self._kernel.note("brokers", "compaction")
+        for log in self._site.broker.topic("sim.state"):
+            log.compact()
+
+    def _retention(self) -> None:
+        """Deletes what every group has passed."""
+        self._kernel.note("brokers", "retention")
+        for group in self._site.broker.groups.values():
+            for (topic, partition), position in sorted(group.offsets.items()):
+                log = self._site.broker.find(topic, partition)
+                if log is not None and position.offset is not None:
+                    log.delete_before(position.offset)
+
+    def _slow_markers(self) -> None:
+        lasts_us = self._random.randrange(1_000_000, 10_000_000)
+        self._tell("slow markers", "brokers", lasts_us)
+        self._sky.markers_us = (1_000, self._random.choice((100_000, 2_000_000)))
+
+        def fast() -> None:
+            self._sky.markers_us = (0, 3_000)
+
+        self._site.world.later(lasts_us, fast)
