@@ -62,6 +62,33 @@ def test_K10_a_queue_that_is_gone_stops_no_other_and_loses_nothing(world: World)
     assert dispatched(world, "gone") == [job_of(0).encode()]
 
 
+def test_K10_a_queue_that_goes_while_nothing_is_sent_to_it_is_noticed(world: World) -> None:
+    world.topics[TOPOLOGY.dispatch("gone")] = 2
+    instance = Instance(world, 0)
+    schedule(world, job_of(0), world.now_ms + 8_000, queue="gone")
+    instance.turn(3)
+    del world.topics[TOPOLOGY.dispatch("gone")]
+    instance.turn(500)
+    assert dispatched(world, "gone") == []
+    world.topics[TOPOLOGY.dispatch("gone")] = 2
+    instance.turn(500)
+    assert dispatched(world, "gone") == [job_of(0).encode()]
+
+
+def test_the_partitions_that_a_queue_has_grown_by_are_used(world: World) -> None:
+    world.topics[TOPOLOGY.dispatch("grows")] = 1
+    instance = Instance(world, 0, 1)
+    schedule(world, "first", world.now_ms, queue="grows")
+    instance.turn(3)
+    world.topics[TOPOLOGY.dispatch("grows")] = 2
+    instance.turn(500)
+    for n in range(40):
+        schedule(world, f"job-{n}", world.now_ms, queue="grows")
+    instance.turn(3)
+    assert len(world.log(TOPOLOGY.dispatch("grows"), 1)) > 0
+    assert len(dispatched(world, "grows")) == 41
+
+
 def test_a_log_that_was_made_anew_is_read_from_its_beginning(world: World) -> None:
     first = Instance(world, 0, 1)
     for n in range(40):

@@ -665,8 +665,7 @@ class Processor:
             self._marked_ms = steady_ms
             if active:
                 self._mark(active, owned_by(self._output.name), now_ms)
-            else:
-                self._cluster.partition_count(self._topology.intake)  # only to see that the cluster is there
+            self._ask_queues(steady_ms)
             self._contact_ms = steady_ms
         if steady_ms - self._reported_ms >= _REPORT_EVERY_MS:
             self._reported_ms = steady_ms
@@ -701,11 +700,17 @@ class Processor:
         # All at once and once a second at most, so that a thousand commands for queues that do not exist cost one question.
         steady_ms = self._clock.steady_ms()
         if self._queues_asked_ms is None or steady_ms - self._queues_asked_ms >= _UNKNOWN_QUEUE_MS:
-            prefix = self._topology.dispatch("")
-            counts = self._cluster.partition_counts()
-            self._queues = {topic.removeprefix(prefix): count for topic, count in counts.items() if topic.startswith(prefix)}
-            self._queues_asked_ms = steady_ms
+            self._ask_queues(steady_ms)
         return self._queues.get(queue, 0)
+
+    def _ask_queues(self, steady_ms: int) -> None:
+        """Asks which queues there are. Now and then even where all are known: one may have grown, or gone, and a transaction for a topic
+        that is gone hangs until its time is over, and everything else with it.
+        """
+        prefix = self._topology.dispatch("")
+        counts = self._cluster.partition_counts()
+        self._queues = {topic.removeprefix(prefix): count for topic, count in counts.items() if topic.startswith(prefix)}
+        self._queues_asked_ms = steady_ms
 
 
 def _same_partition_count(cluster: Cluster, topology: Topology) -> int:
