@@ -6,13 +6,18 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from structlog.testing import capture_logs
 
+from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
+from duewheel.adapters.rocks.store import RocksStore
 from duewheel.core.model import Phase, Result
-from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, HandClock, home, job_ids, now_ms, raw_schedule
+from duewheel.engine import processor as processor_module
+from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, HandClock, home, is_active, job_ids, now_ms, raw_schedule
 
 NOISE = random.Random(8).randbytes(100_000)  # nothing that compression could make small
 
@@ -151,3 +156,66 @@ def test_K10_a_queue_that_is_deleted_in_the_middle_of_its_work_costs_one_transac
     assert sorted(d["job_id"] for d in desk.all_dispatches("gone")) == sorted(sent + later)
     assert desk.dispatched() == ["other"]
     desk.check_stores("a")
+
+
+IMPATIENT_MS = 6_000
+IMPATIENT = {"session.timeout.ms": str(IMPATIENT_MS), "max.poll.interval.ms": str(IMPATIENT_MS)}
+
+
+def with_changelog(desk: Desk, job_ids: list[str], due_ms: int) -> None:
+    """Lets the changelog hold definitions of jobs, and nobody be there."""
+    first = desk.active("first")
+    desk.publish(raw_schedule(job_id, due_ms) for job_id in job_ids)
+    desk.drive(first, until=lambda: sum((m.key() or b"")[:1] == b"d" for m in desk.seen(desk.topology.state)) >= len(job_ids))
+    desk.leave(first)
+
+
+def test_K6_a_restore_stalled_by_its_disk_goes_on_polling(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write to disk takes long, and all of them take twice as long as a group waits for a poll. The changelog is handed out in small
+    pieces, as that of millions of jobs would be.
+    """
+    ids, due_ms = job_ids(400), now_ms() + DAY_MS
+    with_changelog(desk, ids, due_ms)
+    write, stalled_ms = RocksStore.write, 0
+
+    def stalling(self: RocksStore, records: Any, *rest: Any) -> None:
+        nonlocal stalled_ms
+        if len(records) > 1:  # a piece of the changelog
+            time.sleep(0.5)
+            stalled_ms += 500
+        write(self, records, *rest)
+
+    monkeypatch.setattr(RocksStore, "write", stalling)
+    monkeypatch.setattr(processor_module, "_REPLAY_RECORDS_MAX", 20)
+    with capture_logs() as logs:
+        second = desk.processor("second", kafka=KafkaConfig(desk.kafka.bootstrap_servers, IMPATIENT))
+        desk.drive(second, until=lambda: is_active(second), timeout_s=60)
+    assert stalled_ms > 1.5 * IMPATIENT_MS
+    assert [line["event"] for line in logs if line["event"] in ("processor.assigned", "processor.lost", "processor.revoked")] == [
+        "processor.assigned"
+    ]
+    desk.leave(second)
+    desk.check_stores("second")
+
+
+def test_K6_one_write_that_outlasts_the_groups_patience_costs_the_partitions_and_no_job(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single call into the disk cannot be left in the middle. Its owner is taken for dead, notices, and goes on from where it was."""
+    ids = job_ids(200)
+    with_changelog(desk, ids, now_ms() + 12_000)
+    write, stalls = RocksStore.write, [IMPATIENT_MS + 3_000]
+
+    def stalling(self: RocksStore, records: Any, *rest: Any) -> None:
+        if len(records) > 1 and stalls:
+            time.sleep(stalls.pop() / 1000)
+        write(self, records, *rest)
+
+    monkeypatch.setattr(RocksStore, "write", stalling)
+    with capture_logs() as logs:
+        second = desk.processor("second", kafka=KafkaConfig(desk.kafka.bootstrap_servers, IMPATIENT))
+        desk.drive(second, until=lambda: len(desk.dispatches()) >= len(ids), timeout_s=60)
+    assert "processor.lost" in [line["event"] for line in logs]
+    desk.leave(second)
+    assert desk.dispatched() == sorted(ids)
+    desk.check_stores("second")
