@@ -11,6 +11,10 @@ first asks:
 A job id lives anew after it was forgotten, and its generations count from 1 again. Within a run, a redrive begins another round: with
 fresh attempts, and tokens above that of the death it undoes.
 
+One transaction may forget a job and define it: then the log says that it was forgotten behind the definition, or, where it was dispatched
+at once, not at all. Where the same transaction even redefined it, the two lives cannot be told apart: whoever makes histories should not
+use an id again in the very moment when it is forgotten.
+
 Costs about 3 µs and 400 bytes an event.
 """
 
@@ -328,23 +332,34 @@ def _runs(story: Story) -> list[Run]:
 
 def _log(story: Story, run: Callable[[int, int], Run]) -> list[int]:
     """Reads what the changelog says of a job. Gives the highest token of each life that is over."""
-    if not story.forgotten and len(story.defined) < 2 and len(story.states) < 2:
-        records: Sequence[Defined | StateWritten | Forgotten] = (*story.defined, *story.states)
-    else:
-        records = sorted((*story.defined, *story.states, *story.forgotten), key=lambda record: record.offset)
+    records = _in_order(story)
     last_tokens: list[int] = []
-    life, token, is_empty = 0, 0, True
+    life, newest, token, is_ended = 0, 0, 0, False
     for record in records:
+        if isinstance(record, StateWritten):
+            run(life, record.generation).states.append(record)
+            newest, token, is_ended = max(newest, record.generation), max(token, record.token), record.phase in TERMINAL
+            continue
+        lives_anew = isinstance(record, Defined) and record.generation <= newest and is_ended
+        if lives_anew or (isinstance(record, Forgotten) and newest):
+            last_tokens.append(token)
+            life, newest, is_ended = life + 1, 0, False
         if isinstance(record, Defined):
             run(life, record.generation).definitions.append(record)
-            is_empty = False
-        elif isinstance(record, StateWritten):
-            run(life, record.generation).states.append(record)
-            token, is_empty = max(token, record.token), False
-        elif not is_empty:
-            last_tokens.append(token)
-            life, is_empty = life + 1, True
+            newest = max(newest, record.generation)
     return last_tokens
+
+
+def _in_order(story: Story) -> Sequence[Defined | StateWritten | Forgotten]:
+    """The changelog's records of a job; with definitions behind the forgetting that they follow, which one transaction writes before it."""
+    if not story.forgotten and len(story.defined) < 2 and len(story.states) < 2:
+        return (*story.defined, *story.states)
+    records: list[Defined | StateWritten | Forgotten] = [*story.defined, *story.states, *story.forgotten]
+    records.sort(key=lambda record: record.offset)
+    for place in range(1, len(records)):
+        if isinstance(records[place], Forgotten) and isinstance(records[place - 1], Defined):
+            records[place - 1 : place + 1] = records[place], records[place - 1]
+    return records
 
 
 def _ask(story: Story, runs: Iterable[Run]) -> None:

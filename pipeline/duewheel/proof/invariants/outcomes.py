@@ -35,13 +35,21 @@ class NoLoss(Invariant):
         return found
 
     def _undefined(self, ledger: Ledger, story: Story) -> Iterator[Violation]:
-        """Commands that were acknowledged and are in no definition. One that does not replace may have found the job known."""
+        """Commands that were acknowledged and are in no definition.
+
+        One that does not replace may have found the job known. And one that was replaced in the transaction that would have written it
+        leaves a gap in the generations, nothing else.
+        """
         if len(story.enqueues) == 1 and story.defined:
             return  # told in full by the definition there is, or else NoPhantom finds one that nobody asked for
         defined = {(record.due_ms, record.created_ms) for record in story.defined}
+        gaps = sum(run.generation for run in story.runs if run.is_newest) - len(story.defined)
         for enqueue in story.enqueues:
             answer = ledger.acknowledged(enqueue.call)
             if answer is None or (enqueue.due_ms, enqueue.created_ms) in defined or (story.defined and not enqueue.replaces):
+                continue
+            gaps -= 1
+            if gaps >= 0:
                 continue
             yield self.broken(
                 story.job_id,
@@ -105,12 +113,17 @@ class NoPhantom(Invariant):
     def _unasked(self, ledger: Ledger, story: Story) -> Iterator[Violation]:
         """Definitions that no command explains."""
         calls = Counter((e.due_ms, e.created_ms) for e in story.enqueues if not ledger.refused(e.call))
+        calls_made = calls.total()
         for record in story.defined:
             key = (record.due_ms, record.created_ms)
             calls[key] -= 1
             if calls[key] < 0:
                 sentence = f"job {story.job_id!r} was defined for {record.due_ms} (created {record.created_ms}) more often than asked for"
                 yield self.broken(story.job_id, sentence, record)
+                return
+        generations = sum(run.generation for run in story.runs if run.is_newest)
+        if generations > calls_made:
+            yield self.broken(story.job_id, f"job {story.job_id!r} has {generations} generations of {calls_made} commands", *story.defined)
 
     def _without_dispatch(self, story: Story) -> Iterator[Violation]:
         job_id, dispatches = story.job_id, {dispatch.token: dispatch for dispatch in story.dispatches}
@@ -136,6 +149,8 @@ class NoPhantom(Invariant):
     def _baseless(self, ledger: Ledger, story: Story, run: Run) -> Iterator[Violation]:
         job_id = story.job_id
         if run.defined is None:
+            if not run.is_newest and not run.dispatches:
+                return  # cancelled and replaced in the transaction that would have defined it
             events: list[Dispatched | StateWritten] = [*run.dispatches, *run.states]
             sentence = f"generation {run.generation} of job {job_id!r} was dispatched or ended, and there is no definition of it"
             yield self.broken(job_id, sentence, *events[:3])

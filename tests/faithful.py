@@ -1,0 +1,473 @@
+"""A small faithful system, which writes down what happens to it. What the checker says of such a history is wrong.
+
+The owners' rules are the real ones, `core.step`; everything around them is a page: logs are counters, time is an agenda, and of workers
+there is only what they leave behind. Workers and owners are killed, outcomes come late, from the dead, or never; commands are repeated,
+refused, lost on the way; jobs are cancelled, redefined, redriven, dropped, forgotten and made anew. All by one `Random`.
+
+    history = Faithful(Random(7), jobs=20).run()
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final
+
+from duewheel.core.errors import RejectedJob
+from duewheel.core.lifecycle import TERMINAL
+from duewheel.core.model import Limits, OnConflict, Outcome, Phase, Result, State
+from duewheel.core.step import Defined as Known
+from duewheel.core.step import Dispatching, Step
+from duewheel.core.wheel import due_of
+from duewheel.proof.history import (
+    Acknowledged,
+    Backlog,
+    BadRecordWritten,
+    CancelInvoked,
+    Committed,
+    DeadLettered,
+    DeathClosed,
+    Defined,
+    Dispatched,
+    DropInvoked,
+    Effect,
+    EnqueueInvoked,
+    Event,
+    FaultBegan,
+    FaultEnded,
+    Forgotten,
+    Healed,
+    LogEnd,
+    OffsetsReset,
+    OutcomeRecorded,
+    Rebalanced,
+    RedriveInvoked,
+    Refused,
+    RunDied,
+    Snapshot,
+    Started,
+    StateWritten,
+    TransactionFailed,
+    Unknown,
+)
+from duewheel.proof.plan import Plan
+
+INTAKE: Final = "intake"
+DISPATCH: Final = "dispatch"
+START_MS: Final = 1_000_000
+SPAN_MS: Final = 40_000
+PLAN: Final = Plan(punctual_ms=200, recovery_ms=8_000, cancel_ahead_ms=200, acknowledged_percent_min=0)
+
+_PROCESSORS: Final = "processors"
+_WORKERS: Final = "workers"
+_DISPATCH_PARTITIONS: Final = 2
+_RETENTION_MS: Final = 3_000
+_LEASE_MS: Final = 400
+_FINAL: Final = {Result.SUCCEEDED: 70, Result.RETRY: 10, Result.SNOOZED: 3, Result.FAILED: 6, Result.DISCARDED: 3}
+
+
+class Faithful:
+    """The system and its clients.
+
+    Attributes:
+        history: what happened.
+        faults: whether anything is broken at all.
+    """
+
+    def __init__(self, random: Random, jobs: int = 20, partitions: int = 2, faults: bool = True) -> None:
+        self.random, self.jobs, self.faults = random, jobs, faults
+        self.history: list[Event] = []
+        self.now_ms = START_MS
+        self.sink: dict[str, int] = {}
+        self.owners = [Owner(self, number) for number in range(partitions)]
+        self.limits: dict[str, Limits | None] = {}
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self._offsets: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._dispatches_done: defaultdict[int, set[int]] = defaultdict(set)
+        self._dispatches_committed: defaultdict[int, int] = defaultdict(int)
+
+    # --- time and logs ---
+
+    def later(self, delay_ms: int, call: Callable[[], None]) -> None:
+        heappush(self._agenda, (self.now_ms + delay_ms, self.number(), call))
+
+    def number(self) -> int:
+        """A number that nobody else has."""
+        self._numbers += 1
+        return self._numbers
+
+    def append(self, topic: str, partition: int) -> int:
+        """Where the next record of a log lies."""
+        offset = self._offsets[topic, partition]
+        self._offsets[topic, partition] += 1
+        return offset
+
+    def tell(self, *events: Event) -> None:
+        self.history += events
+
+    def chance(self, percent: int) -> bool:
+        return self.random.randrange(100) < percent
+
+    def run(self) -> list[Event]:
+        """Plays all of it, and tells how it looks at the end."""
+        for number in range(self.jobs):
+            self.later(self.random.randrange(SPAN_MS), Producer(self, f"job-{number}").enqueue)
+        for _ in range(self.jobs // 8):
+            self.later(self.random.randrange(SPAN_MS), self._bad_record)
+        if self.faults:
+            self.later(self.random.randrange(SPAN_MS), self._kill_owner)
+            self.later(self.random.randrange(SPAN_MS), self._rebalance)
+        while self._agenda:
+            self.now_ms, _, call = heappop(self._agenda)
+            call()
+        self._end()
+        return self.history
+
+    def _bad_record(self) -> None:
+        owner = self.random.choice(self.owners)
+        offset = self.append(INTAKE, owner.number)
+        self.tell(BadRecordWritten(self.now_ms, INTAKE, owner.number, offset))
+        owner.receive(
+            owner.intake, lambda step: owner.letters.append(DeadLettered(step.now_ms, INTAKE, owner.number, offset, "undecodable"))
+        )
+
+    # --- what goes wrong ---
+
+    def fault(self, kind: str, target: str, lasts_ms: int = 0) -> None:
+        name = f"fault-{self.number()}"
+        self.tell(FaultBegan(self.now_ms, name, kind, target))
+        self.later(lasts_ms, lambda: self.tell(FaultEnded(self.now_ms, name)))
+
+    def _kill_owner(self) -> None:
+        owner = self.random.choice(self.owners)
+        self.fault("kill", f"processor-{owner.number}")
+        owner.down_until_ms = self.now_ms + self.random.randrange(500, 4_000)
+        self.tell(Rebalanced(self.now_ms, _PROCESSORS, self.number()))
+
+    def _rebalance(self) -> None:
+        self.fault("rebalance", _WORKERS, self.random.randrange(500))
+        self.tell(Rebalanced(self.now_ms, _WORKERS, self.number()), TransactionFailed(self.now_ms, "worker-1", "aborted", True))
+        topic, partition = DISPATCH, self.random.randrange(_DISPATCH_PARTITIONS)
+        committed = self._dispatches_committed[partition]
+        if self.chance(50) and committed:
+            self._dispatches_committed[partition] -= 1
+            self.tell(OffsetsReset(self.now_ms, _WORKERS, topic, partition, committed - 1))
+            self.passed(partition, committed - 1)
+
+    # --- workers ---
+
+    def passed(self, partition: int, offset: int) -> None:
+        """A worker is done with a dispatch record; the offset follows when all before are done."""
+        done = self._dispatches_done[partition]
+        done.add(offset)
+        committed = self._dispatches_committed[partition]
+        while committed in done:
+            committed += 1
+        self._dispatches_committed[partition] = committed
+        self.tell(Committed(self.now_ms, _WORKERS, DISPATCH, partition, committed))
+
+    def dispatch(self, owner: Owner, sent: Dispatching) -> None:
+        partition = self.random.randrange(_DISPATCH_PARTITIONS)
+        offset = self.append(DISPATCH, partition)
+        crashes = 0 if sent.terms is None else sent.terms["crashes"]
+        told = (sent.job_id, sent.generation, sent.token, sent.attempt, sent.slot_ms, crashes)
+        self.tell(Dispatched(self.now_ms, DISPATCH, partition, offset, owner.number, *told))
+        attempt = Attempt(self, owner, sent, partition, offset)
+        self.later(self.random.randrange(1, 60), attempt.begin)
+
+    # --- the end ---
+
+    def _end(self) -> None:
+        self.now_ms += 1
+        self.tell(Healed(self.now_ms))
+        for (topic, partition), end in self._offsets.items():
+            self.tell(LogEnd(self.now_ms, topic, partition, end, end))
+        for partition in range(_DISPATCH_PARTITIONS):
+            left = self._offsets[DISPATCH, partition] - self._dispatches_committed[partition]
+            self.tell(Backlog(self.now_ms, _WORKERS, DISPATCH, partition, left))
+        for owner in self.owners:
+            fold = {job_id: dict(state) for job_id, state in owner.changelog.items() if state is not None}
+            store = {job_id: dict(state) for job_id, state in owner.states.items() if state is not None}
+            phases = {job_id: {"phase": state["phase"]} for job_id, state in store.items()}
+            self.tell(
+                Snapshot(self.now_ms, "end", owner.number, "store", store),
+                Snapshot(self.now_ms, "end", owner.number, "fold", fold),
+                Snapshot(self.now_ms, "end", owner.number, "model", phases, partial=True),
+            )
+
+
+class Owner:
+    """A timer partition, under whoever owns it: what was committed, and the two inputs."""
+
+    def __init__(self, world: Faithful, number: int) -> None:
+        self.world, self.number = world, number
+        self.definitions: dict[str, Known | None] = {}
+        self.states: dict[str, State | None] = {}
+        self.changelog: dict[str, State | None] = {}
+        self.intake: list[tuple[int, Callable[[Step], None]]] = []
+        self.outcomes: list[tuple[int, Callable[[Step], None]]] = []
+        self.letters: list[Event] = []
+        self.created: dict[tuple[str, int], int] = {}
+        self.token = 0
+        self.down_until_ms = 0
+        self._timers: list[bytes] = []
+        self._reading: int = 0
+
+    # The view of `Step`.
+    def defined(self, job_id: str) -> Known | None:
+        return self.definitions.get(job_id)
+
+    def state(self, job_id: str) -> State | None:
+        return self.states.get(job_id)
+
+    def receive(self, log: list[tuple[int, Callable[[Step], None]]], apply: Callable[[Step], None]) -> None:
+        """Puts an input into a log; it is read a little later."""
+        log.append((self.world.now_ms, apply))
+        self.world.later(self.world.random.randrange(1, 30), self.step)
+
+    def step(self) -> None:
+        """One step: outcomes, commands, timers; and what follows is committed at once."""
+        world = self.world
+        if self.down_until_ms > world.now_ms:
+            world.later(self.down_until_ms - world.now_ms, self.step)
+            return
+        count = world.random.randrange(len(self.outcomes) + 1) if self.outcomes else 0
+        taken, self.outcomes = self.outcomes[:count], self.outcomes[count:]
+        heard_ms = self.outcomes[0][0] - 1 if self.outcomes else world.now_ms
+        if self.outcomes:
+            world.later(5, self.step)
+        step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms)
+        for _, apply in (*taken, *self.intake):
+            apply(step)
+        self._reading += len(self.intake)
+        self.intake = []
+        fired = []
+        while self._timers and due_of(self._timers[0]) <= world.now_ms:
+            fired.append(heappop(self._timers))
+        step.fire(fired)
+        self._commit(step)
+
+    def _commit(self, step: Step) -> None:
+        world, now_ms = self.world, self.world.now_ms
+        self.token = step.token
+        for job_id, known in step.definitions.items():
+            self.definitions[job_id] = known
+            if known is not None:
+                created_ms = self.created[job_id, known.generation]
+                told = (job_id, known.generation, known.due_ms, created_ms)
+                world.tell(Defined(now_ms, self.number, world.append("state", self.number), *told))
+        for job_id, state in step.states.items():
+            self.states[job_id] = self.changelog[job_id] = state
+            self._tell_state(job_id, state)
+        for death in step.deaths:
+            world.tell(RunDied(now_ms, death.job_id, death.state["token"], death.reason, death.state["crashes"]))
+            world.later(world.random.randrange(100, 1_000), Producer(world, death.job_id, death.state["token"]).regret)
+        world.tell(*(DeathClosed(now_ms, closed.job_id, closed.token, closed.how) for closed in step.closings), *self.letters)
+        self.letters.clear()
+        for sent in step.dispatches:
+            world.dispatch(self, sent)
+        for key in step.timers_set:
+            heappush(self._timers, key)
+            world.later(max(0, due_of(key) - now_ms) + world.random.randrange(20), self.step)
+        world.tell(Committed(now_ms, _PROCESSORS, INTAKE, self.number, self._reading))
+
+    def _tell_state(self, job_id: str, state: State | None) -> None:
+        world, offset = self.world, self.world.append("state", self.number)
+        if state is None:
+            world.tell(Forgotten(world.now_ms, self.number, offset, job_id))
+            return
+        wake_ms = 0 if state["trail"] is None else state["trail"]["wake_ms"]
+        told = (state["generation"], state["phase"], state["token"], state["slot_ms"], state["attempt"], state["crashes"], wake_ms)
+        world.tell(StateWritten(world.now_ms, self.number, offset, job_id, *told))
+        if state["phase"] in TERMINAL:
+            world.later(_RETENTION_MS, lambda: self.receive(self.intake, lambda step: step.forget(job_id)))
+            if world.chance(10):
+                world.later(_RETENTION_MS + world.random.randrange(200), Producer(world, job_id).reuse)
+
+
+class Producer:
+    """Whoever asks for a job, and for more about it."""
+
+    def __init__(self, world: Faithful, job_id: str, token: int = 0) -> None:
+        self.world, self.job_id, self.token = world, job_id, token
+        self.owner = world.owners[sum(job_id.encode()) % len(world.owners)]
+
+    def enqueue(self, is_reused: bool = False) -> None:
+        world, random = self.world, self.world.random
+        due_ms = world.now_ms + random.choice((0, 0, -50, 500, 2_000))
+        replaces = world.chance(25)
+        created_ms = world.now_ms * 1_000 + world.number() % 1_000  # each command has its own
+        limits: Limits | None = world.limits.setdefault(self.job_id, self._limits(due_ms))
+        call = f"call-{world.number()}"
+        world.tell(EnqueueInvoked(world.now_ms, call, self.job_id, due_ms, created_ms, limits, replaces))
+
+        def apply(step: Step, offset: int) -> None:
+            generation = 1 + getattr(step._defined(self.job_id), "generation", 0)
+            self.owner.created[self.job_id, generation] = created_ms
+            on_conflict = OnConflict.REPLACE if replaces else OnConflict.IGNORE
+            record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
+            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": limits}
+            before = step.counts.duplicates
+            step.schedule(record, b"work", f"{due_ms} {created_ms}".encode())
+            if step.counts.duplicates > before:
+                del self.owner.created[self.job_id, generation]
+
+        self._send(call, apply)
+        if world.chance(20):
+            world.later(random.choice((1, 100, 1_000)), self.cancel)
+        if world.chance(15) and not is_reused:
+            world.later(random.choice((5, 300, 3_000)), self.enqueue)
+
+    def reuse(self) -> None:
+        """Asks for it anew when it was forgotten, or is about to be."""
+        self.enqueue(is_reused=True)
+
+    def _limits(self, due_ms: int) -> Limits | None:
+        random = self.world.random
+        if not self.world.chance(30):
+            return None
+        return {
+            "expires_ms": due_ms + random.choice((20, 40, 60, 3_000)) if self.world.chance(30) and due_ms > self.world.now_ms else 0,
+            "total_timeout_ms": random.choice((0, 0, 2_000)),
+            "crashes_max": random.choice((0, 1, 2)),
+        }
+
+    def cancel(self) -> None:
+        call = f"call-{self.world.number()}"
+        self.world.tell(CancelInvoked(self.world.now_ms, call, self.job_id))
+        self._send(call, lambda step, offset: step.cancel({"job_id": self.job_id, "created_ms": step.now_ms}))
+
+    def regret(self) -> None:
+        """Decides what is to become of a dead run: nothing, another try, or oblivion."""
+        world = self.world
+        for _ in range(world.random.choice((0, 1, 1, 2))):
+            call, drops = f"call-{world.number()}", world.chance(30)
+            kind = DropInvoked if drops else RedriveInvoked
+            world.tell(kind(world.now_ms, call, self.job_id, self.token))
+            self._send(call, self._drop if drops else self._redrive)
+
+    def _drop(self, step: Step, offset: int) -> None:
+        step.drop({"job_id": self.job_id, "token": self.token, "created_ms": step.now_ms})
+
+    def _redrive(self, step: Step, offset: int) -> None:
+        try:
+            step.redrive({"job_id": self.job_id, "token": self.token, "created_ms": step.now_ms})
+        except RejectedJob as refused:
+            self.owner.letters.append(DeadLettered(step.now_ms, INTAKE, self.owner.number, offset, refused.reason, self.job_id))
+
+    def _send(self, call: str, apply: Callable[[Step, int], None]) -> None:
+        """Sends a command, which may be refused, or lost, or stored without an answer."""
+        world = self.world
+        fate = world.random.randrange(100)
+        if fate < 3:
+            world.tell(Refused(world.now_ms, call))
+            return
+        if fate < 6:
+            world.tell(Unknown(world.now_ms, call))
+            return
+        offset = world.append(INTAKE, self.owner.number)
+        self.owner.receive(self.owner.intake, lambda step: apply(step, offset))
+        if fate < 9:
+            world.later(3_000, lambda: world.tell(Unknown(world.now_ms, call)))
+        elif fate >= 12:  # in between, the producer dies: no answer at all
+            world.tell(Acknowledged(world.now_ms, call, self.owner.number, offset))
+
+
+class Attempt:
+    """One dispatch in the hands of a worker, or of nobody."""
+
+    def __init__(self, world: Faithful, owner: Owner, sent: Dispatching, partition: int, offset: int) -> None:
+        self.world, self.owner, self.sent, self.partition, self.offset = world, owner, sent, partition, offset
+
+    def begin(self) -> None:
+        world, sent = self.world, self.sent
+        terms = sent.terms
+        if terms is not None and terms["expires_ms"] and terms["expires_ms"] <= world.now_ms:
+            self._record(Result.EXPIRED)
+            return
+        fate = world.random.randrange(100) if world.faults else 99
+        if fate < 3:  # the record is gone before anybody saw it
+            world.fault("log cut", DISPATCH)
+            world.passed(self.partition, self.offset)
+            world.later(world.random.randrange(500, 4_000), self._overdue)
+            return
+        if fate < 6:  # claimed by a worker that dies before it starts anything
+            self._crash()
+            return
+        world.tell(Started(world.now_ms, sent.job_id, sent.token, DISPATCH, self.partition, self.offset))
+        if fate < 15:
+            self._crash()
+        elif fate < 20:  # the worker is cut off, and ends what it began when the run has gone on elsewhere
+            self._crash()
+            world.later(world.random.randrange(100, 6_000), self._effect)
+            world.later(world.random.randrange(100, 6_000), lambda: self._record(Result.SUCCEEDED))
+        elif fate < 35:
+            self._run_long(fate < 25)
+        else:
+            world.later(world.random.randrange(1, 100), self._finish)
+
+    def _crash(self) -> None:
+        self.world.fault("kill", "worker")
+        result = Result.LOST if self.world.chance(80) else Result.INTERRUPTED
+        self.world.later(self.world.random.randrange(200, 3_000), lambda: self._record(result))
+
+    def _run_long(self, falls_silent: bool) -> None:
+        """Says that it runs, and then dies unheard, or ends in time or too late."""
+        self._record(Result.STARTED, passes=falls_silent)
+        if falls_silent:
+            self.world.fault("kill", "worker")
+            return
+        if self.world.chance(50):
+            self.world.later(_LEASE_MS // 2, lambda: self._record(Result.HEARTBEAT, passes=False))
+        late = self.world.chance(30)
+        if late:
+            self.world.fault("pause", "worker", 2 * _LEASE_MS)
+        self.world.later(_LEASE_MS * 2 if late else _LEASE_MS // 2 + 1, self._finish)
+
+    def _finish(self) -> None:
+        self._effect()
+        if self._is_cancelled and self.world.chance(50):
+            self._record(Result.CANCELLED)
+            return
+        self._record(self.world.random.choices(list(_FINAL), list(_FINAL.values()))[0])
+
+    @property
+    def _is_cancelled(self) -> bool:
+        state = self.owner.state(self.sent.job_id)
+        return state is not None and state["phase"] == Phase.CANCELLING and state["token"] == self.sent.token
+
+    def _effect(self) -> None:
+        world, job_id, token = self.world, self.sent.job_id, self.sent.token
+        accepted = token >= world.sink.get(job_id, 0)
+        if accepted:
+            world.sink[job_id] = token
+        world.tell(Effect(world.now_ms, job_id, token, accepted))
+
+    def _record(self, result: Result, passes: bool = True) -> None:
+        world, sent, owner = self.world, self.sent, self.owner
+        offset = world.append("outcomes", owner.number)
+        world.tell(OutcomeRecorded(world.now_ms, owner.number, offset, sent.job_id, sent.token, result))
+        if passes:
+            world.passed(self.partition, self.offset)
+        failed = result in (Result.FAILED, Result.RETRY)
+        outcome: Outcome = {
+            "token": sent.token,
+            "job_id": sent.job_id,
+            "slot_ms": sent.slot_ms,
+            "attempt": sent.attempt,
+            "result": result,
+            "started_ms": world.now_ms,
+            "finished_ms": world.now_ms,
+            "worker": "w",
+            "error": {"type": "E", "message": "", "traceback": ""} if failed else None,
+            "retry_after_ms": world.random.choice((0, 50, 700)),
+            "lease_ms": _LEASE_MS,
+            "output": None,
+        }
+        owner.receive(owner.outcomes, lambda step: step.outcome(outcome))
+
+    def _overdue(self) -> None:
+        self.owner.receive(self.owner.intake, lambda step: step.overdue(self.sent.job_id, self.sent.token))
