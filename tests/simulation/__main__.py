@@ -14,6 +14,7 @@ from collections import Counter
 
 import structlog
 
+from duewheel.adapters.memory.world import START_MS
 from tests.simulation.trial import Trial
 
 FAILURES_SHOWN = 5
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--calm", action="store_true", help="nothing goes wrong")
+    parser.add_argument("--job", help="of a single seed, tell this job's story")
     parser.add_argument("--logs", action="store_true", help="show what the processes log")
     options = parser.parse_args()
     if not options.logs:
@@ -34,13 +36,16 @@ def main() -> int:
     if options.seed is not None:
         trial = Trial(options.seed, options.calm)
         trial.run()
+        for event in trial.history:
+            if options.job and getattr(event, "job_id", None) == options.job:
+                sys.stdout.write(f"{(event.at_ms - START_MS) / 1000:12.3f} {event}\n")
         sys.stdout.write(trial.account() + "\n")
         return 1 if trial.verdict else 0
     return _many(range(options.first, options.first + options.seeds), options.calm)
 
 
 def _many(seeds: range, calm: bool) -> int:
-    failed, met, began_s = [], Counter[str](), time.perf_counter()
+    failed, met, began_s = [], Counter[str](), time.process_time()
     for seed in seeds:
         trial = Trial(seed, calm)
         trial.run()
@@ -54,7 +59,7 @@ def _many(seeds: range, calm: bool) -> int:
             sys.stdout.flush()
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(met.items()))
     sys.stdout.write(f"faults: {faults or 'none'}\n")
-    sys.stdout.write(f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}, {time.perf_counter() - began_s:.0f} s\n")
+    sys.stdout.write(f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}, {time.process_time() - began_s:.0f} s of CPU\n")
     return 1 if failed else 0
 
 

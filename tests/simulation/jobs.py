@@ -41,9 +41,14 @@ class Sink:
 
 
 class Tasks:
-    """What workers run; remembers what only the outside could remember."""
+    """What workers run; remembers what only the outside could remember.
 
-    def __init__(self, site: Site) -> None:
+    Args:
+        crashes: whether some take their worker down.
+    """
+
+    def __init__(self, site: Site, crashes: bool) -> None:
+        self._crashes = crashes
         self._site = site
         self._sink = Sink(site)
         self._times: Counter[str] = Counter()
@@ -79,24 +84,23 @@ class Tasks:
         app.task(name="beating", retry=QUICK, heartbeat=1.5)(behave)
         return app
 
-
-def behaviour(random: Random) -> tuple[str, dict[str, Any]]:
-    """A task and a payload for it."""
-    draw = random.random()
-    if draw < 0.45:
-        return "plain", {"do": "work", "ms": random.choice((0, 1, 5, 20, 80, 300))}
-    if draw < 0.57:
-        return "plain", {"do": "work", "ms": random.randrange(1_000, 9_000)}
-    if draw < 0.63:
-        return "plain", {"do": "work", "ms": random.randrange(11_000, 40_000)}
-    if draw < 0.73:
-        return "plain", {"do": "fail", "times": random.choice((1, 2, 3, 9)), "ms": random.randrange(60)}
-    if draw < 0.80:
-        return "plain", {"do": "snooze", "times": random.choice((1, 2, 4)), "snooze_ms": random.choice((50, 400, 3_000))}
-    if draw < 0.84:
-        return "plain", {"do": "discard"}
-    if draw < 0.90:
-        return "limited", {"do": "work", "ms": random.choice((100, 1_500, 3_000))}
-    if draw < 0.95:
-        return "beating", {"do": "beat", "ms": random.randrange(500, 9_000)}
-    return "plain", {"do": "crash", "times": random.choice((1, 1, 2, 9)), "ms": random.randrange(40)}
+    def behaviour(self, random: Random) -> tuple[str, dict[str, Any]]:
+        """A task and a payload for it."""
+        draw = random.random()
+        if draw < 0.45:
+            return "plain", {"do": "work", "ms": random.choice((0, 1, 5, 20, 80, 300))}
+        if draw < 0.57:
+            return "plain", {"do": "work", "ms": random.randrange(1_000, 9_000)}
+        if draw < 0.63:
+            return "plain", {"do": "work", "ms": random.randrange(11_000, 35_000)}
+        if draw < 0.73:
+            return "plain", {"do": "fail", "times": random.choice((1, 2, 3, 9)), "ms": random.randrange(60)}
+        if draw < 0.80:
+            return "plain", {"do": "snooze", "times": random.choice((1, 2, 4)), "snooze_ms": random.choice((50, 400, 3_000))}
+        if draw < 0.84:
+            return "plain", {"do": "discard"}
+        if draw < 0.90:
+            return "limited", {"do": "work", "ms": random.choice((100, 1_500, 3_000))}
+        if draw < 0.95 or not self._crashes:
+            return "beating", {"do": "beat", "ms": random.randrange(500, 9_000)}
+        return "plain", {"do": "crash", "times": random.choice((1, 1, 2, 9)), "ms": random.randrange(40)}

@@ -26,6 +26,9 @@ from duewheel.adapters.memory.world import Crash, Process, World
 T = TypeVar("T")
 LAST_EVENTS: Final = 60
 
+# How long the loops wait where nothing is due: for them it is a way of looking again and again, of which the kernel frees them.
+_IDLE_US: Final = frozenset({2_000, 5_000, 10_000, 20_000, 100_000})
+
 # What a call takes, from and to, in microseconds. What is not here takes no time.
 _TAKES_US: Final = {
     "cluster": (300, 3_000),
@@ -222,10 +225,7 @@ class Kernel:
             self._wait(process, takes[0])
 
     def wait(self, process: Process, duration_us: int) -> None:
-        # A poll that asks for a very short wait wants it short: something is due.
-        if 5_000 <= duration_us <= 100_000:
-            duration_us = max(duration_us, self._rest_us)
-        self._wait(process, duration_us)
+        self._wait(process, max(duration_us, self._rest_us) if duration_us in _IDLE_US else duration_us)
 
     def wake(self, process: Process) -> None:
         for strand in self._strands.get(process, ()):

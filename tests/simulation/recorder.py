@@ -6,14 +6,16 @@ ever was committed, whatever compaction and retention have made of them since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.broker import Broker
 from duewheel.adapters.memory.logs import Log, MemoryRecord
+from duewheel.adapters.memory.store import Disk, MemoryStore
+from duewheel.adapters.memory.world import Process, World
 from duewheel.core.topology import Topology
-from duewheel.engine.partition import DEFINITION, STATE
+from duewheel.engine.partition import DEFINITION, STATE, Partition
 from duewheel.proof.history import (
     Backlog,
     DeadLettered,
@@ -25,6 +27,7 @@ from duewheel.proof.history import (
     LogEnd,
     OutcomeRecorded,
     RunDied,
+    Snapshot,
     StateWritten,
 )
 
@@ -57,6 +60,26 @@ def of_ends(broker: Broker, topology: Topology, at_ms: int) -> Iterator[Event]:
             position = group.committed(topic, [log.partition], stable=False)[log.partition].offset or 0
             left = sum(record.offset() >= position for record in log.kept)
             yield Backlog(at_ms, name, topic, log.partition, left)
+
+
+def of_stores(broker: Broker, topology: Topology, disk: Disk, partitions: Sequence[int], at_ms: int) -> Iterator[Event]:
+    """What the stores of a machine hold, what the changelog says, and what the engine makes of it in an empty store."""
+    for number in partitions:
+        log = broker.topic(topology.state)[number]
+        fold: dict[bytes, bytes] = {}
+        for record in sorted(log.kept, key=MemoryRecord.offset):
+            key, value = record.key(), record.value()
+            assert key is not None
+            if value is None:
+                fold.pop(key, None)
+            else:
+                fold[key] = value
+        rebuilt = MemoryStore(Process(World(), "rebuild"), Disk(), number, "rebuild")
+        partition = Partition(number, rebuilt, codec)
+        offset = partition.begin_replay(log.start, log.end, None, at_ms)
+        partition.replay(log.read(offset, len(log.kept))[0], log.end, at_ms)
+        for witness, jobs in (("store", disk.contents[number].jobs), ("fold", fold), ("rebuild", dict(rebuilt.records(b"", b"~", 10**6)))):
+            yield Snapshot(at_ms, "the end", number, witness, {f"{key!r}": value.hex() for key, value in jobs.items()})
 
 
 def _of_state(log: Log) -> Iterator[Event]:

@@ -23,7 +23,7 @@ from duewheel.core.errors import EnvironmentFailure
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.processor import Processor
 from duewheel.ports import Offset
-from duewheel.proof.history import Event
+from duewheel.proof.history import Committed, Event, Rebalanced, TransactionFailed
 from duewheel.worker.app import App
 from duewheel.worker.doorstep import LastLives
 from duewheel.worker.loop import Worker
@@ -34,6 +34,7 @@ from tests.simulation.desk import VirtualDesk
 from tests.simulation.kernel import Kernel
 
 TOPOLOGY: Final = Topology("sim")
+QUEUE: Final = "default"
 SESSION_TIMEOUT_MS: Final = 6_000
 BROKER_TIMEOUT_MS: Final = 60_000
 GRACE_MS: Final = 5_000
@@ -55,6 +56,8 @@ class Site:
         self.history: list[Event] = []
         self.failures: list[str] = []
         self.names = 0
+        self._formed_us: dict[str, int] = {}
+        world.observer = self
         for topic in (TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes):
             self.broker.create(topic, timer_partitions)
         self.broker.create(TOPOLOGY.dead_letter, 1)
@@ -66,6 +69,22 @@ class Site:
 
     def tell(self, event: Event) -> None:
         self.history.append(event)
+
+    # --- world.Observer ---
+
+    def offset_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self.tell(Committed(self.world.now_ms, group, topic, partition, offset))
+
+    def generation_formed(self, group: str, generation: int) -> None:
+        self._formed_us[group] = self.world.now_us
+        self.tell(Rebalanced(self.world.now_ms, group, generation))
+        self.kernel.note(group, "forms generation", generation)
+
+    def transaction_aborted(self, transactional_id: str, opened_us: int, how: str) -> None:
+        group = TOPOLOGY.processor_group if ".processor." in transactional_id else TOPOLOGY.worker_group(QUEUE)
+        caught = self._formed_us.get(group, -1) >= opened_us
+        self.tell(TransactionFailed(self.world.now_ms, transactional_id, how, caught))
+        self.kernel.note(transactional_id[-8:], f"is {how}")
 
     def new_name(self, kind: str) -> str:
         """A name for a process, as random as a UUID, and the same in every run of a seed."""

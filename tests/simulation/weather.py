@@ -272,7 +272,7 @@ class Storm:
 
     def _clock_step(self) -> None:
         machine = self._one()
-        machine.skew_us = machine.process.skew_us = self._random.randrange(-4_000_000, 900_000)
+        machine.skew_us = machine.process.skew_us = self._random.randrange(-4_000_000, 1)
         self._tell("clock step", machine.name)
 
     def _clock_leap(self) -> None:

@@ -69,7 +69,7 @@ class Coordinator:
             it = self.ids[transactional_id] = Transactional(transactional_id)
         if it.standing is Standing.OPEN:
             it.epoch += 1
-            self._end(it, commit=False)
+            self._end(it, False, "fenced")
         if it.standing is Standing.ENDING:
             raise Fault(Kind.RETRIABLE, f"CONCURRENT_TRANSACTIONS: {transactional_id} is being ended")
         it.epoch += 1
@@ -108,7 +108,7 @@ class Coordinator:
         """Decides. The same decision twice is one, since its answer may have been lost."""
         it = self._checked(transactional_id, epoch)
         if it.standing is Standing.OPEN:
-            self._end(it, commit)
+            self._end(it, commit, "aborted")
         elif it.committed is not commit:
             raise Fault(Kind.FATAL, f"INVALID_TXN_STATE: {transactional_id} has no open transaction")
 
@@ -133,9 +133,11 @@ class Coordinator:
     def _time_out(self, it: Transactional, opened_us: int) -> None:
         if it.standing is Standing.OPEN and it.opened_us == opened_us:
             it.epoch += 1
-            self._end(it, commit=False)
+            self._end(it, False, "fenced")
 
-    def _end(self, it: Transactional, commit: bool) -> None:
+    def _end(self, it: Transactional, commit: bool, how: str) -> None:
+        if not commit and self._world.observer is not None:
+            self._world.observer.transaction_aborted(it.id, it.opened_us, how)
         logs, groups = list(it.logs), list(it.groups)
         it.standing, it.committed = Standing.ENDING, commit
         it.logs, it.groups = {}, {}

@@ -162,6 +162,8 @@ class Group:
         if all(member.has_joined for member in self.members.values()):
             self.standing = Standing.COMPLETING
             self.generation += 1
+            if self._world.observer is not None:
+                self._world.observer.generation_formed(self.name, self.generation)
             for member in self.members.values():
                 self._tell_joined(member)
             generation = self.generation
@@ -220,7 +222,7 @@ class Group:
             self._sent += 1
             where, position = (topic, partition), GroupPosition(offset, metadata)
             if transactional_id is None:
-                self.offsets[where], self._order[where] = position, self._sent
+                self._commit(where, position, self._sent)
             else:
                 self._pending.setdefault(transactional_id, {})[where] = self._sent, position
 
@@ -228,7 +230,12 @@ class Group:
         """The transaction has ended, and its marker has come."""
         for where, (sent, position) in self._pending.pop(transactional_id, {}).items():
             if commit and sent > self._order.get(where, 0):
-                self.offsets[where], self._order[where] = position, sent
+                self._commit(where, position, sent)
+
+    def _commit(self, where: tuple[str, int], position: GroupPosition, sent: int) -> None:
+        self.offsets[where], self._order[where] = position, sent
+        if self._world.observer is not None:
+            self._world.observer.offset_committed(self.name, *where, position.offset or 0)
 
     def committed(self, topic: str, partitions: Sequence[int], stable: bool) -> dict[int, GroupPosition]:
         """What is committed.

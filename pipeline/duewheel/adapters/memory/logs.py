@@ -81,6 +81,7 @@ class Log:
     Attributes:
         start: the first offset that may be read.
         end: the next offset to be given away: the high watermark.
+        stable: the last stable offset.
         kept: every record that ever was visible, also those deleted since; what the checks read.
     """
 
@@ -88,17 +89,12 @@ class Log:
         self.topic = topic
         self.partition = partition
         self.start = 0
-        self.end = 0
+        self.end = self.stable = 0
         self.kept: list[MemoryRecord] = []
         self._records: list[MemoryRecord] = []
         self._offsets: list[int] = []
         self._open: dict[str, list[MemoryRecord]] = {}
         self._watchers: dict[Process, int] = {}
-
-    @property
-    def stable(self) -> int:
-        """The last stable offset."""
-        return min((records[0].offset() for records in self._open.values()), default=self.end)
 
     def append(
         self, key: bytes | None, value: bytes | None, headers: Headers | None, now_ms: int, transactional_id: str | None = None
@@ -108,9 +104,9 @@ class Log:
         record = self._add(key, value, headers, now_ms, standing)
         if transactional_id is None:
             self.kept.append(record)
-            self.wake()
         else:
             self._open.setdefault(transactional_id, []).append(record)
+        self._settle()
         return record.offset()
 
     def end_transaction(self, transactional_id: str, standing: int, now_ms: int) -> None:
@@ -121,7 +117,7 @@ class Log:
         if standing == COMMITTED:
             self.kept += records
         self._add(None, None, None, now_ms, MARKER)
-        self.wake()
+        self._settle()
 
     def read(self, offset: int, count_max: int) -> tuple[list[MemoryRecord], int]:
         """The next committed records, and where to read on."""
@@ -169,9 +165,15 @@ class Log:
         else:
             self._watchers.pop(process, None)
 
-    def wake(self) -> None:
-        for process in list(self._watchers):
-            process.wake()
+    def _settle(self) -> None:
+        """Moves the last stable offset on, where the first open transaction allows, and wakes those who wait for that."""
+        # In order of their first records, since a dict remembers.
+        first = next(iter(self._open.values()), None)
+        stable = self.end if first is None else first[0].offset()
+        if stable != self.stable:
+            self.stable = stable
+            for process in list(self._watchers):
+                process.wake()
 
     def _add(self, key: bytes | None, value: bytes | None, headers: Headers | None, now_ms: int, standing: int) -> MemoryRecord:
         record = MemoryRecord(self.topic, self.partition, self.end, key, value, headers, now_ms, standing)

@@ -15,7 +15,7 @@ from typing import Final
 
 from duewheel.adapters.memory.broker import Broker
 from duewheel.adapters.memory.groups import NOBODY
-from duewheel.adapters.memory.logs import MemoryRecord
+from duewheel.adapters.memory.logs import Log, MemoryRecord
 from duewheel.adapters.memory.world import Fault, Kind, Process
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
 from duewheel.core.topology import partition_of
@@ -56,13 +56,11 @@ class _Reading:
                 log.unwatch(self.process)
 
     def _read(self, count_max: int) -> list[Record]:
-        if self.process.cut_off:
-            return []
         records: list[Record] = []
-        for partition in self.process.world.hook.order(list(self._positions)):
-            log = self._broker.find(self._topic, partition)
-            if log is None or partition in self._paused or len(records) >= count_max:
-                continue
+        ready = [] if self.process.cut_off else self._ready()
+        for partition, log in self.process.world.hook.order(ready) if len(ready) > 1 else ready:
+            if len(records) >= count_max:
+                break
             offset = self._positions[partition]
             if not log.start <= offset <= log.end:
                 offset = log.start  # auto.offset.reset=earliest
@@ -71,6 +69,17 @@ class _Reading:
             self._note(partition, found, after)
             records += found
         return records
+
+    def _ready(self) -> list[tuple[int, Log]]:
+        """Partitions of which there is something to tell."""
+        logs = self._broker.topics.get(self._topic, ())
+        ready = []
+        for partition, offset in self._positions.items():
+            if partition < len(logs) and partition not in self._paused:
+                log = logs[partition]
+                if offset != log.stable or self._reached[partition] != offset:
+                    ready.append((partition, log))
+        return ready
 
     def _note(self, partition: int, found: Sequence[MemoryRecord], after: int) -> None:
         if found:

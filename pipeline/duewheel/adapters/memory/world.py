@@ -74,6 +74,19 @@ class Hook(Protocol):
         """Things that may come in any order, in the one that they come in."""
 
 
+class Observer(Protocol):
+    """Is told what the brokers do, for whoever writes down a history."""
+
+    def offset_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """An offset counts from now on."""
+
+    def generation_formed(self, group: str, generation: int) -> None:
+        """A rebalance came to its end."""
+
+    def transaction_aborted(self, transactional_id: str, opened_us: int, how: str) -> None:
+        """A transaction left nothing; `how`: "aborted" by its producer, or "fenced" by whom took its place or by its timeout."""
+
+
 class Calm:
     """A `Hook` for good weather: nothing takes time, nothing fails, and calls are made one after the other."""
 
@@ -111,10 +124,12 @@ class World:
     Attributes:
         now_us: microseconds since the world began.
         hook: see `Hook`.
+        observer: see `Observer`; None where nobody looks.
     """
 
     def __init__(self) -> None:
         self.now_us = 0
+        self.observer: Observer | None = None
         self.hook: Hook = Calm(self)
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
