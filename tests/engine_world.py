@@ -227,9 +227,9 @@ class Memory:
 
 
 class Instance:
-    """A processor with an empty store that is given partitions, and driven."""
+    """A processor with empty stores that is given partitions, and driven."""
 
-    def __init__(self, world: World, *partitions: int) -> None:
+    def __init__(self, world: World, *partitions: int, open_store: Callable[[int], Memory] = lambda number: Memory()) -> None:
         self.world = world
         self.intake = Reader(world, TOPOLOGY.intake)
         self.processor = Processor(
@@ -241,14 +241,15 @@ class Instance:
             outcomes=Reader(world, TOPOLOGY.outcomes),
             changelog=Reader(world, TOPOLOGY.state),
             output=cast(Any, Output(world)),
-            open_store=lambda number: Memory(),
+            open_store=open_store,
             close_stores=lambda: None,
             partition_of=partition_of,
             sleep=lambda seconds: None,
             broker_timeout_ms=300_000,
         )
-        self.assign(*partitions)
-        assert set(self.processor.stages.values()) == {Stage.ACTIVE}
+        if partitions:
+            self.assign(*partitions)
+            assert set(self.processor.stages.values()) == {Stage.ACTIVE}
 
     def assign(self, *partitions: int, turns: int = 10) -> None:
         self.intake.events.append(lambda: self.processor.assigned(partitions))

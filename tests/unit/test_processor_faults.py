@@ -18,7 +18,7 @@ from duewheel.core.ownership import owned_by
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
 from duewheel.ports import GroupPosition
-from tests.engine_world import TOPOLOGY, Instance, World, answer, command, dispatched, dispatches, job_of, schedule
+from tests.engine_world import TOPOLOGY, Instance, Memory, World, answer, command, dispatched, dispatches, job_of, schedule
 
 
 @pytest.fixture
@@ -87,6 +87,60 @@ def test_the_partitions_that_a_queue_has_grown_by_are_used(world: World) -> None
     instance.turn(3)
     assert len(world.log(TOPOLOGY.dispatch("grows"), 1)) > 0
     assert len(dispatched(world, "grows")) == 41
+
+
+class SlowDisk(Memory):
+    """Takes its time for every piece of the changelog."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def write(self, records: Any, *rest: Any) -> None:
+        if len(records) > 1:
+            self._world.now_ms += 700
+        super().write(records, *rest)
+
+
+def test_K6_a_slow_disk_does_not_keep_a_processor_from_polling(world: World) -> None:
+    """However many partitions are restored at once: a turn waits for one write, and goes on with the next partition in the next turn."""
+    first = Instance(world, 0, 1)
+    for n in range(40):
+        schedule(world, f"job-{n}", world.now_ms + 60_000)
+    first.turn(3)
+    first.processor.close()
+    second = Instance(world, open_store=lambda number: SlowDisk(world))
+    second.assign(0, 1, turns=0)
+    turns_ms = []
+    while set(second.processor.stages.values()) != {Stage.ACTIVE}:
+        began_ms = world.now_ms
+        second.turn(1)
+        turns_ms.append(world.now_ms - began_ms)
+    assert sum(took_ms > 700 for took_ms in turns_ms) == 2, "each partition was slow"
+    assert max(turns_ms) < 800
+    second.turn(3_100)
+    assert len(dispatched(world)) == 40
+
+
+def test_a_partition_that_goes_while_others_are_restored_leaves_nothing_behind(world: World) -> None:
+    """It had been read already, and its turn had not come. Nobody waits for it, and when it comes back it has all its jobs."""
+    first = Instance(world, 0, 1)
+    for n in range(40):
+        schedule(world, f"job-{n}", world.now_ms + 60_000)
+    first.turn(3)
+    first.processor.close()
+    second = Instance(world, open_store=lambda number: SlowDisk(world))
+    second.assign(0, 1, turns=0)
+    while set(second.processor.stages.values()) != {Stage.CATCHING_UP, Stage.REPLAYING}:
+        second.turn(1)
+    (left,) = (number for number, stage in second.processor.stages.items() if stage == Stage.REPLAYING)
+    second.intake.events.append(lambda: second.processor.revoked([0, 1]))
+    second.assign(1 - left)
+    assert second.processor.stages == {1 - left: Stage.ACTIVE}
+    second.assign(left)
+    assert second.processor.stages == {0: Stage.ACTIVE, 1: Stage.ACTIVE}
+    second.turn(3_100)
+    assert len(dispatched(world)) == 40
 
 
 def test_a_log_that_was_made_anew_is_read_from_its_beginning(world: World) -> None:

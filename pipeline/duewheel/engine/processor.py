@@ -34,13 +34,14 @@ from duewheel.core.errors import (
 )
 from duewheel.core.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS, RECORD_BYTES_MAX
 from duewheel.core.model import DeadRunClosed
-from duewheel.core.ownership import RELEASED, owned_by, owner_of
+from duewheel.core.ownership import RELEASED, owned_by
 from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology
 from duewheel.engine.intake import Command, CommandReader, Kind, unknown_queue
-from duewheel.engine.partition import Inputs, Partition, Stage
+from duewheel.engine.partition import Partition, Stage
+from duewheel.engine.restore import Restore
 from duewheel.ports import (
     Clock,
     Cluster,
@@ -75,12 +76,6 @@ _DEALT_TOGETHER: Final = 8
 _LINGER_MS: Final = 5
 _CROWD: Final = 500
 
-_REPLAY_RECORDS_MAX: Final = 5_000
-_REPLAY_WAIT_S: Final = 0.02
-_REPLAY_BLOCKED_MS: Final = 30_000  # a transaction of a processor has ended by then, whatever became of it
-_COMMITTED_TIMEOUT_S: Final = 3.0
-_CLAIM_BACKOFF_MS: Final = 200
-_CLAIM_BACKOFF_MAX_MS: Final = 10_000
 _REGISTRY_PAUSE_MS: Final = 2_000
 _MARK_EVERY_MS: Final = 5_000
 _REPORT_EVERY_MS: Final = 10_000
@@ -149,6 +144,7 @@ class Processor:
         self._outcomes = outcomes
         self._changelog = changelog
         self._output = output
+        self._restoring = Restore(topology, clock, cluster, intake, outcomes, changelog, output)
         self._open_store = open_store
         self._close_stores = close_stores
         self._timekeeper = Timekeeper(clock.wall_ms(), clock.steady_ms())
@@ -156,7 +152,6 @@ class Processor:
         self._queues: dict[str, int] = {}
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
-        self._claim_again_ms = self._claim_backoff_ms = 0
         self._intake_paused_until_ms: int | None = None
         count = _same_partition_count(cluster, topology)
         for topic in (topology.dead_letter, topology.control):
@@ -173,7 +168,7 @@ class Processor:
         self._asked_watermarks_ms = -_ASK_WATERMARKS_EVERY_MS
         self._is_crowded = False
         self._turns = 0
-        self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = self._replayed_ms = 0
+        self._begun_ms = self._busy_until_ms = self._marked_ms = self._reported_ms = self._leap_logged_ms = 0
 
     def start(self) -> None:
         """Joins the group."""
@@ -276,7 +271,7 @@ class Processor:
     def _let_go(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             del self._partitions[partition.number]
-            self._changelog.release(partition.number)
+            self._restoring.release(partition)
             self._outcomes.release(partition.number)
             partition.close()
 
@@ -490,70 +485,13 @@ class Processor:
     def _restore(self, now_ms: int) -> None:
         claiming = [p for p in self._partitions.values() if p.stage == Stage.CLAIMING]
         replaying = [p for p in self._partitions.values() if p.stage == Stage.REPLAYING]
-        if claiming and self._clock.steady_ms() >= self._claim_again_ms and self._output.recover():
+        if claiming:
             try:
-                self._claim(claiming, now_ms)
-                self._claim_backoff_ms = 0
+                self._restoring.claim(claiming, now_ms)
             except (BrokerUnavailable, CommitRefused) as error:
-                # Whatever keeps us from these partitions must not keep us from the others.
-                log.warning("processor.claim_failed", partitions=[p.number for p in claiming], error=str(error))
-                self._claim_backoff_ms = min(_CLAIM_BACKOFF_MAX_MS, 2 * self._claim_backoff_ms or _CLAIM_BACKOFF_MS)
-                self._claim_again_ms = self._clock.steady_ms() + self._claim_backoff_ms
-                self._check_contact(error)
+                self._check_contact(error)  # whatever keeps us from these partitions must not keep us from the others
         if replaying:
-            self._replay(replaying, now_ms)
-
-    def _claim(self, partitions: Sequence[Partition], now_ms: int) -> None:
-        """The order matters: fence, then what is committed, then where the changelog ends."""
-        topology, numbers = self._topology, [p.number for p in partitions]
-        found = self._cluster.owners(topology.processor_group, topology.intake, numbers)
-        # Up to where the inputs can be read now: a transaction that somebody else left open there must not hold up our timers, here as
-        # little as later on.
-        intake = self._cluster.visible(topology.intake, numbers)
-        dead = {name for position in found.values() if (name := owner_of(position.metadata)) not in (None, self._output.name)}
-        if dead:
-            # First let the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced
-            # must not fence its successor. Committing what is committed changes nothing.
-            same = [Offset(topology.intake, n, intake[n][0] if at is None else at, metadata) for n, (at, metadata) in found.items()]
-            self._intake.commit(same)
-        for name in dead:
-            assert name is not None
-            log.info("processor.fencing", name=name)
-            self._cluster.fence(name)
-        committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)
-        changelog = self._cluster.watermarks(topology.state, numbers)
-        outcomes = self._cluster.visible(topology.outcomes, numbers)
-        mine = owned_by(self._output.name)
-        starts = {n: intake[n][0] if (offset := committed[n].offset) is None else offset for n in numbers}
-        self._intake.commit([Offset(topology.intake, n, starts[n], mine) for n in numbers])
-        for partition in partitions:
-            n = partition.number
-            self._changelog.assign(n, partition.begin_replay(*changelog[n], committed[n].offset, now_ms))
-            partition.begin_inputs(Inputs(*intake[n]), Inputs(*outcomes[n]))
-            partition.intake_offset = starts[n]  # what a release says, should it come before the changelog was replayed
-            partition.stage = Stage.REPLAYING
-        self._replayed_ms = self._clock.steady_ms()
-
-    def _replay(self, partitions: Sequence[Partition], now_ms: int) -> None:
-        records: dict[int, list[Record]] = {}
-        for record in self._changelog.poll(_REPLAY_WAIT_S, _REPLAY_RECORDS_MAX):
-            records.setdefault(record.partition(), []).append(record)
-        steady_ms = self._clock.steady_ms()
-        if records:
-            self._replayed_ms = steady_ms
-        elif steady_ms - self._replayed_ms > _REPLAY_BLOCKED_MS:
-            self._replayed_ms = steady_ms
-            log.error("processor.replay_blocked", partitions=sorted(partition.number for partition in partitions))
-        for partition in partitions:
-            number = partition.number
-            if not partition.replay(records.get(number, []), self._changelog.reached(number), now_ms):
-                continue
-            self._changelog.release(number)
-            partition.end_replay()
-            self._outcomes.assign(number, partition.outcomes_offset)
-            self._intake.read_from(number, partition.intake_offset)
-            partition.stage = Stage.CATCHING_UP
-            log.info("processor.replayed", partition=number, records=partition.replayed)
+            self._restoring.replay(replaying, now_ms)
 
     def _handed_out(self) -> list[tuple[Partition, int, int]]:
         """How far the readers have handed out the inputs of partitions that wait for it: all of it is committed once the last transaction
@@ -609,7 +547,7 @@ class Processor:
     def _claim_again(self, partitions: Iterable[Partition]) -> None:
         """Believes nothing any more; asks the cluster again what is true."""
         for partition in partitions:
-            self._changelog.release(partition.number)
+            self._restoring.release(partition)
             self._outcomes.release(partition.number)
             self._intake.pause(partition.number)
             partition.stage = Stage.CLAIMING
@@ -618,11 +556,7 @@ class Processor:
         damaged = [partition for partition in self._partitions.values() if partition.damaged]
         for partition in damaged:
             partition.rebuild()
-        # Those that were being replayed may have missed what was read along with the one that failed.
-        replaying = [
-            partition for partition in self._partitions.values() if partition.stage == Stage.REPLAYING and partition not in damaged
-        ]
-        self._claim_again(damaged + replaying)
+        self._claim_again(damaged)
         self._read_again()
 
     # --- time and housekeeping ---
