@@ -155,6 +155,7 @@ class Faithful:
         if self.chance(50) and committed:
             self._dispatches_committed[partition] -= 1
             self.tell(OffsetsReset(self.now_ms, _WORKERS, topic, partition, committed - 1))
+            self.tell(Committed(self.now_ms, _WORKERS, topic, partition, committed - 1))
             self.passed(partition, committed - 1)
 
     # --- workers ---

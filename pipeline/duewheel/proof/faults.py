@@ -44,7 +44,7 @@ class Excuses:
         self._ends: list[int] = []
         for fault in sorted(faults):
             end_ms = min(fault.ended_ms + recovery_ms, FOREVER_MS)
-            if self._ends and fault.began_ms <= self._ends[-1]:
+            if self._ends and fault.began_ms <= self._ends[-1] + 1:
                 self._ends[-1] = max(self._ends[-1], end_ms)
             else:
                 self._begins.append(fault.began_ms)
@@ -54,7 +54,9 @@ class Excuses:
         """Until when that must have happened which could happen from `ready_ms` on and usually takes `allowed_ms`."""
         deadline_ms = ready_ms + allowed_ms
         place = bisect_right(self._begins, deadline_ms) - 1
-        return deadline_ms if place < 0 else max(deadline_ms, self._ends[place]) if self._ends[place] >= ready_ms else deadline_ms
+        if place >= 0 and self._ends[place] >= ready_ms:
+            return max(deadline_ms, self._ends[place])
+        return deadline_ms
 
     def overlap(self, from_ms: int, to_ms: int) -> bool:
         """Whether any of the time between, both included, is excused."""

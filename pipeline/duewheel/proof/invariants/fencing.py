@@ -25,8 +25,10 @@ class TokensRise(Invariant):
         dispatched: dict[tuple[int, int], Dispatched] = {}
         for story in ledger.stories.values():
             for dispatch in story.dispatches:
-                first = dispatched.setdefault((dispatch.timer_partition, dispatch.token), dispatch)
-                if first is not dispatch:
+                first = dispatched.get((dispatch.timer_partition, dispatch.token))
+                if first is None:
+                    dispatched[dispatch.timer_partition, dispatch.token] = dispatch
+                else:
                     jobs = f"jobs {first.job_id!r} and {dispatch.job_id!r}" if first.job_id != dispatch.job_id else f"job {first.job_id!r}"
                     sentence = f"token {dispatch.token} of timer partition {dispatch.timer_partition} was handed out twice, for {jobs}"
                     found.append(self.broken(dispatch.job_id, sentence, first, dispatch))
@@ -85,13 +87,15 @@ class StartedOnce(Invariant):
         for story in ledger.stories.values():
             tokens: dict[int, Started] = {}
             for start in story.starts:
-                first = tokens.setdefault(start.token, start)
-                if first is not start:
+                first = tokens.get(start.token)
+                if first is not None:
                     sentence = (
                         f"handlers of job {story.job_id!r} began at {first.at_ms} and at {start.at_ms}, both under token {start.token}"
                     )
                     found.append(self.broken(story.job_id, sentence, first, start))
-                elif start.topic:
+                    continue
+                tokens[start.token] = start
+                if start.topic:
                     records[start.topic, start.partition, start.offset].append(start)
         for (topic, partition, offset), starts in records.items():
             if len(starts) > 1:
