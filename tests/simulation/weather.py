@@ -139,6 +139,8 @@ class Sky:
             raise Fault(Kind.ABORT, "an error that requires an abort, as the weather has it")
         elif kind == "fatal":
             raise Fault(Kind.FATAL, "a fatal error, as the weather has it")
+        elif kind == "late":
+            raise Fault(Kind.FATAL, "nobody knows, as the weather has it", lands_us=random.choice((500, 20_000, 1_000_000, 8_000_000)))
         elif kind == "hang":
             process.sleep(25.0 if where.startswith("transactions") else 7.0)
 
@@ -189,7 +191,7 @@ def _applies(kind: str, where: str) -> bool:
     if not where.startswith(_BROKER_CALLS):
         return False
     if kind == "late":
-        return False
+        return where == "transactions.commit"
     return where.startswith("transactions") if kind == "abort" else True
 
 
@@ -276,7 +278,8 @@ class Storm:
         self._tell("clock step", machine.name)
 
     def _clock_leap(self) -> None:
-        machine, lasts_us = self._one(), self._random.randrange(1_000_000, 15_000_000)
+        # A processor's. A worker whose clock leaps says EXPIRED too early, and is believed.
+        machine, lasts_us = self._processor(), self._random.randrange(1_000_000, 15_000_000)
         process, before_us = machine.process, machine.process.skew_us
         process.skew_us = before_us + self._random.choice((5_000_000, 3_600_000_000, 10**12))
         self._tell("clock leap", machine.name, lasts_us)

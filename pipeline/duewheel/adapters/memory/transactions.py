@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -21,6 +23,7 @@ from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
 
 CALL_TIMEOUT_S: Final = 20.0
 TIMEOUT_MS: Final = 30_000
+LINGER_US: Final = 5_000
 INIT_TIMEOUT_S: Final = 5.0
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.5
@@ -38,6 +41,9 @@ class Producer:
         self._epoch = -1
         self._waiting: dict[tuple[str, int], list[_Sent]] = {}
         self._is_open = False  # at the coordinator
+        self._is_sending = False
+        self._failed: Fault | None = None  # in the background
+        self._begun = 0
 
     def init(self, timeout_s: float) -> None:
         """Raises Fault where it does not succeed in time."""
@@ -53,6 +59,8 @@ class Producer:
     def begin(self) -> None:
         self._waiting = {}
         self._is_open = False
+        self._failed = None
+        self._begun += 1
 
     def produce(
         self, topic: str, value: bytes | None, key: bytes | None = None, partition: int = -1, headers: Headers | None = None
@@ -62,12 +70,46 @@ class Producer:
         logs = self._broker.topics.get(topic)
         if partition < 0 and logs is not None:
             partition = partition_of(key or b"", len(logs))
+        if not self._waiting:
+            begun = self._begun
+            self._process.world.later(LINGER_US, lambda: self._send_early(begun))
         self._waiting.setdefault((topic, partition), []).append((key, value, headers))
+
+    def _send_early(self, begun: int) -> None:
+        """What waits for longer than others would join it is sent, although nobody has asked for the transaction's end."""
+        if begun == self._begun and self._waiting and not self._is_sending and self._process.alive:
+            self._is_sending = True
+            self._process.world.hook.start(self._process, self._send)
+
+    def _send(self) -> None:
+        try:
+            self._flush(self._process.world.now_us + TIMEOUT_MS * 1_000)
+        except Fault as fault:
+            self._failed = fault
+        finally:
+            self._is_sending = False
+            self._process.wake()
+
+    def _join(self) -> None:
+        """Waits until nothing is sent in the background."""
+        while self._is_sending:
+            self._process.sleep(LINGER_US / 1_000_000)
+        if self._failed is not None:
+            raise self._failed
 
     def flush(self, deadline_us: int) -> None:
         """Sends what waits, partition by partition."""
+        self._join()
+        self._is_sending = True
+        try:
+            self._flush(deadline_us)
+        finally:
+            self._is_sending = False
+
+    def _flush(self, deadline_us: int) -> None:
         while self._waiting:
-            (topic, partition), records = next(iter(self._waiting.items()))
+            (topic, partition), waiting = next(iter(self._waiting.items()))
+            records = list(waiting)
 
             def send(topic: str = topic, partition: int = partition, records: list[_Sent] = records) -> None:
                 self._process.reach("transactions.produce")
@@ -78,7 +120,10 @@ class Producer:
                 self._is_open = True
 
             _repeat(self._process, send, deadline_us)
-            del self._waiting[topic, partition]
+            sent = self._waiting[topic, partition]
+            del sent[: len(records)]
+            if not sent:
+                del self._waiting[topic, partition]
 
     def send_offsets(self, group: str, member: tuple[str, int], offsets: Sequence[Offset], deadline_us: int) -> None:
         def send() -> None:
@@ -96,15 +141,26 @@ class Producer:
         where = "transactions.commit" if commit else "transactions.abort"
 
         def end() -> None:
-            self._process.reach(where)
+            try:
+                self._process.reach(where)
+            except Fault as fault:
+                if fault.lands_us is not None:
+                    self._process.world.later(fault.lands_us, partial(self._land, self._epoch, commit))
+                raise
             self._broker.transactions.end(self.id, self._epoch, commit)
             self._process.answer(where)
 
         _repeat(self._process, end, deadline_us)
         self._is_open = False
 
+    def _land(self, epoch: int, commit: bool) -> None:
+        """What was under way arrives."""
+        with suppress(Fault):
+            self._broker.transactions.end(self.id, epoch, commit)
+
     def abort(self, deadline_us: int) -> None:
-        # What waits was perhaps sent, perhaps not. Here it was not, which leaves less behind; crashes leave more.
+        with suppress(Fault):
+            self._join()
         self._waiting = {}
         self.end(False, deadline_us)
 

@@ -34,15 +34,17 @@ class Kind(Enum):
 
 
 class Fault(Exception):
-    """What the outside answers instead of doing what it was asked, or although it has done it.
+    """What the outside answers instead of doing what it was asked, or although it has done it, or will.
 
     Attributes:
         kind: what follows from it.
+        lands_us: after how long a transaction's end takes effect all the same, if nobody was given its id by then.
     """
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(self, kind: Kind, message: str, lands_us: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.lands_us = lands_us
 
 
 class Crash(BaseException):
