@@ -332,7 +332,7 @@ class Producer:
             return None
         return {
             "expires_ms": due_ms + random.choice((20, 40, 60, 3_000)) if self.world.chance(30) and due_ms > self.world.now_ms else 0,
-            "total_timeout_ms": random.choice((0, 0, 2_000)),
+            "total_timeout_ms": random.choice((0, 200, 2_000)),
             "crashes_max": random.choice((0, 1, 2)),
         }
 

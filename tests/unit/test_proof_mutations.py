@@ -218,6 +218,15 @@ def redrive_acknowledged_and_ignored(scene: Scene) -> None:
 
 
 @breaks("NoLoss")
+def redriven_and_never_dispatched(scene: Scene) -> None:
+    story = scene.single(lambda s: len(s.runs[0].undone) == 1 and any(state.token == s.runs[0].undone[0] for state in s.states))
+    token = story.runs[0].undone[0]
+    of_them: list[Any] = [*story.states, *story.dispatches, *story.starts, *story.effects, *story.outcomes, *story.deaths]
+    scene.drop(*story.forgotten, *(event for event in of_them if event.token > token))
+    scene.drop(*(effect for effect in story.effects if not effect.accepted))
+
+
+@breaks("NoLoss")
 def redefinition_acknowledged_and_ignored(scene: Scene) -> None:
     story = scene.plain()
     enqueue, answer = story.enqueues[0], scene.answer(story)
@@ -330,6 +339,14 @@ def expired_before_its_time(scene: Scene) -> None:
     assert end is not None
     assert limits is not None
     scene.change(story.enqueues[0], limits={**limits, "expires_ms": end.at_ms + 1})
+
+
+@breaks("NoPhantom")
+def out_of_time_though_it_had_all_time(scene: Scene) -> None:
+    story = scene.single(lambda s: any(death.reason == Reason.TOTAL_TIMEOUT for death in s.deaths) and not s.closings)
+    limits = story.enqueues[0].limits
+    assert limits is not None
+    scene.change(story.enqueues[0], limits={**limits, "total_timeout_ms": 0})
 
 
 @breaks("NoPhantom", "OneOutcome")
@@ -750,6 +767,12 @@ def died_and_was_buried_twice(scene: Scene) -> None:
     scene.add(*_dead(scene).deaths)
 
 
+@breaks("OneDeadLetter")
+def buried_under_a_token_of_nobody(scene: Scene) -> None:
+    end = scene.plain().states[-1]
+    scene.add(RunDied(end.at_ms, end.job_id, BIG, Reason.FAILED))
+
+
 @breaks("OneDeadLetter", "OneOutcome", "NoPhantom")
 def buried_alive(scene: Scene) -> None:
     end = scene.plain().states[-1]
@@ -869,7 +892,7 @@ def a_retry_unheard(scene: Scene) -> None:
         leases = [state.wake_ms for state in run.states if state.phase == Phase.RUNNING and state.token == run.dispatches[0].token]
         return bool(leases) and outcome is not None and outcome.result == Result.RETRY and outcome.at_ms <= max(leases)
 
-    story = scene.single(retried)
+    story = scene.single(lambda story: not story.runs[0].undone and retried(story))
     after = story.runs[0].dispatches[1]
     scene.change(after, crashes=after.crashes + 1)
 

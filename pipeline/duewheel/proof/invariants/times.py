@@ -77,8 +77,8 @@ class Punctual(Invariant):
 
     def _late(self, ledger: Ledger, story: Story, run: Run, ready_ms: int, began: dict[int, int], token: int) -> Iterator[Violation]:
         following = [dispatch for dispatch in run.dispatches if dispatch.token > token]
-        if not following:
-            return
+        if not following or run.round_of(following[0].token) != run.round_of(token):
+            return  # it died at the end of its wait; what follows is a redrive
         deadline_ms = ledger.excuses.deadline_ms(ready_ms, ledger.plan.punctual_ms)
         at_ms = min((began[d.token] for d in following if d.token in began), default=following[0].at_ms)
         at_ms = max(at_ms, following[0].at_ms)
