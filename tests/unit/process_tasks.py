@@ -85,6 +85,14 @@ def hang(payload: str) -> None:
 
 
 @app.task(executor="process")
+def hang_with_another(payload: str) -> None:
+    """Starts a process, says who that is, and waits for it for ever."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    _say(payload, other.pid)
+    other.wait()
+
+
+@app.task(executor="process")
 def obey(payload: str, context: Context) -> None:
     """Goes on until it is asked to stop."""
     Path(payload).touch()
@@ -134,6 +142,10 @@ def has_descriptor(number: int) -> bool:
 
 
 def _say_pid(path: str) -> None:
+    _say(path, os.getpid())
+
+
+def _say(path: str, pid: int) -> None:
     unfinished = Path(f"{path}.unfinished")
-    unfinished.write_text(str(os.getpid()))
+    unfinished.write_text(str(pid))
     unfinished.rename(path)  # so that who sees it sees it whole

@@ -17,6 +17,7 @@ import pytest
 from duewheel.adapters.system import SystemClock
 from duewheel.core.model import Dispatch
 from duewheel.worker.crew import Crew, Desk
+from duewheel.worker.executors import processes
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
@@ -73,6 +74,14 @@ def children() -> list[int]:
         if int(fields[1]) == os.getpid() and (fields[0] == "Z" or b"executors.child" in command):
             found.append(int(stat.parent.name))
     return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether it has ended; who inherited it may not have noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def until(condition: Callable[[], Any], desk: Desk | None = None, seconds: float = 30) -> None:
@@ -159,7 +168,7 @@ def test_W7_a_handler_that_ends_its_process_loses_its_run_and_nothing_else(desk:
 def test_a_death_is_noticed_though_somebody_else_holds_the_socket(desk: Desk, tmp_path: Path) -> None:
     heir = tmp_path / "heir"
     (done,) = perform(desk, run("leave_heir", str(heir)))
-    os.kill(int(heir.read_text()), signal.SIGKILL)
+    until(lambda: is_gone(int(heir.read_text())))
     assert done.result == "LOST"
     assert done.error is not None
     assert "exit code 7" in done.error["message"]
@@ -168,7 +177,7 @@ def test_a_death_is_noticed_though_somebody_else_holds_the_socket(desk: Desk, tm
 def test_a_child_that_dies_between_runs_costs_none(desk: Desk) -> None:
     pid = output(perform(desk, run("describe"))[0])["pid"]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
+    until(lambda: is_gone(pid))
     (done,) = perform(desk, run("describe"))
     if done.result == "INTERRUPTED":  # the child was found alive when the run was taken, and dead when it was sent
         (done,) = perform(desk, run("describe"))
@@ -187,6 +196,36 @@ def test_W12_a_process_is_killed_at_its_time_limit_and_its_slot_goes_on(desk: De
         until(lambda: not set(pids) & set(children()))  # noqa: B023
     assert perform(desk, run("describe"))[0].result == "SUCCEEDED"
     assert desk.finished_count == 0
+
+
+@pytest.mark.parametrize("end", ["given up", "closed", "killed"])
+def test_what_a_handler_started_ends_with_it(crew: Crew, desk: Desk, tmp_path: Path, end: str) -> None:
+    stuck, file = run("hang_with_another", str(tmp_path / "pid")), tmp_path / "pid"
+    desk.submit([stuck])
+    until(file.exists, desk)
+    match end:
+        case "given up":
+            assert desk.abandon(stuck)
+        case "closed":
+            crew.close()
+        case "killed":
+            os.kill(children()[0], signal.SIGKILL)
+    until(lambda: is_gone(int(file.read_text())))
+
+
+def test_a_child_that_hangs_when_it_starts_is_killed_and_its_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hangs_at_import.py").write_text("import threading\n\nthreading.Event().wait()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(processes, "START_S", 0.2)
+    crew = Crew(2, SystemClock(), "hangs_at_import:app", Shares({"q": 1}))
+    desk = crew.desk("q")
+    desk.gate_ms = 1 << 60
+    (done,) = perform(desk, run("describe"))
+    assert done.result == "RETRY"
+    assert done.error is not None
+    assert "had not imported hangs_at_import:app within 0.2 s; does that hang?" in done.error["message"]
+    crew.close()
+    assert children() == []
 
 
 def test_a_run_that_has_ended_cannot_be_given_up(desk: Desk) -> None:
@@ -276,16 +315,16 @@ crew = Crew(2, SystemClock(), APP_PATH, Shares({"q": 1}))
 desk = crew.desk("q")
 desk.gate_ms = 1 << 60
 perform(desk, run("describe"))
-if sys.argv[1] == "busy":
+if sys.argv[1] != "idle":
     file = Path(sys.argv[2])
-    desk.submit([run("hang", str(file))])
+    desk.submit([run(sys.argv[1], str(file))])
     until(file.exists, desk)
 print("ready", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("state", ["busy", "idle"])
+@pytest.mark.parametrize("state", ["hang", "hang_with_another", "idle"])
 def test_no_child_outlives_a_worker_that_is_killed(tmp_path: Path, state: str) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, state, str(tmp_path / "pid")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -293,6 +332,6 @@ def test_no_child_outlives_a_worker_that_is_killed(tmp_path: Path, state: str) -
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
     parent.kill()
-    # Its children have the same standard output, which is at its end when the last of them is gone.
+    # Its children, and theirs, have the same standard output, which is at its end when the last of them is gone.
     parent.communicate(timeout=10)
     assert parent.returncode == -signal.SIGKILL

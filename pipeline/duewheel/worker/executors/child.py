@@ -12,12 +12,12 @@ plain values, and each trusts the other, since it is the same program:
                                                          ("done", verdict)
 
 Two threads share the work: the main thread runs handlers, as libraries that want signals expect, and the watcher listens. When the parent
-is gone, the socket is at its end: a child that runs something ends at once, since nobody wants the outcome and another worker will get the
-run; an idle one ends in good order. Where the socket cannot tell, because a process that somebody forked holds the other end too, the id
-of the parent does.
+is gone, the socket is at its end: a child that runs something ends at once, with all that its handler started, since nobody wants the
+outcome and another worker will get the run; an idle one ends in good order. Where the socket cannot tell, because a process that somebody
+forked holds the other end too, the id of the parent does.
 
-Ctrl-C and SIGTERM, which a terminal and some supervisors send to the whole family, are the worker's to handle: it drains, and needs its
-children for that. They are caught, not ignored, so that what handlers themselves start can be ended by them.
+Ctrl-C and SIGTERM, which some supervisors send to the whole family, are the worker's to handle: it drains, and needs its children for
+that. They are caught, not ignored, so that what handlers themselves start can be ended by them.
 """
 
 from __future__ import annotations
@@ -171,6 +171,8 @@ class Child:
         except (EOFError, OSError):
             pass
         if self._busy:
+            if os.getpgrp() == os.getpid():  # as our parent had us start: the group is ours alone
+                os.killpg(0, signal.SIGKILL)
             os._exit(1)
         self._runs.put(None)
         time.sleep(_ORDERLY_EXIT_S)  # as long as what the user registered with atexit may take

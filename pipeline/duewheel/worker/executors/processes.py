@@ -6,11 +6,15 @@ importing the app takes, and is then used again and again. A run costs about 0.3
 
 Each child belongs to a thread of ours, that sends it runs and waits for what becomes of them. So the rest is as with `threads`: the same
 lines, the same waking, the same way of giving up a run, except that this one does end: its child is killed, and another child, with another
-thread, takes its place.
+thread, takes its place. What a handler started itself ends with it: a child leads a process group, and all of that is killed. Only who
+leaves the group, as daemons do, escapes.
 
 A child that dies in the middle of a run takes nothing with it but that run, which is reported as LOST. That counts as a crash with the
 job's owner, as if a whole worker had died of it, and has the crash limit of the job, not its retries. Where the child died before the
 handler began, the handler is not to blame: that run is INTERRUPTED, and dispatched again without a word.
+
+A child that hangs while it imports the app would hold its slot for ever, and nothing would say so. After START_S it is killed, and what
+waited for it fails, as where the app cannot be imported.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Final
@@ -38,6 +43,7 @@ from duewheel.worker.verdicts import ProcessDied, Verdict, failure_of
 
 log = structlog.get_logger(__name__)
 
+START_S: Final = 60.0  # far more than importing takes that gets on at all
 _LOOK_MS: Final = 500  # a child that is gone mostly ends its socket; one whose socket others hold too is noticed after this
 _ORDERLY_EXIT_S: Final = 6.0  # a little more than a child takes at most
 _CLOSE_S: Final = 10.0
@@ -91,8 +97,8 @@ class ChildSeat:
     def open(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
-        self._reap()
         try:
+            self._reap()
             self._start()
             self._fault = None
         except Exception as error:
@@ -144,6 +150,7 @@ class ChildSeat:
                 [sys.executable, "-m", "duewheel.worker.executors.child", self._app_path, str(descriptor), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(descriptor,),
+                start_new_session=True,  # so that it leads a group; and a terminal's Ctrl-C is not for it
             )
         try:
             self._connection.send(("path", sys.path))
@@ -179,11 +186,15 @@ class ChildSeat:
 
         Raises:
             EOFError: the child is gone, or to be gone.
+            ProcessDied: it does not get ready.
         """
         assert self._process is not None
         if run is not None and run.cancelled:
             self.cancel(run)  # asked before the child knew of the run
+        until_s = time.monotonic() + START_S
         while not self._readable.poll(_LOOK_MS):
+            if run is None and time.monotonic() >= until_s:
+                raise ProcessDied(f"a child process had not imported {self._app_path} within {START_S:g} s; does that hang?")
             if self._process.poll() is not None or (run is None and self._closing.is_set()):
                 raise EOFError
         message: tuple[Any, ...] = self._connection.recv()
@@ -192,6 +203,8 @@ class ChildSeat:
     def _lost(self, run: Run) -> Verdict:
         pid = self._process.pid if self._process is not None else 0
         how = self._end()
+        if pid:
+            _kill_family(pid)  # what its handler started, and left behind
         if not self._began:
             return Verdict(Result.INTERRUPTED.value)
         log.warning("worker.child_died", task=run.task.name, child=pid, error=how)
@@ -219,7 +232,7 @@ class ChildSeat:
             try:
                 process.wait(_LOOK_MS / 1_000)  # its socket ends a moment before it does
             except subprocess.TimeoutExpired:
-                process.kill()
+                _kill_family(process.pid)
         return process.wait()
 
     # --- from the polling thread ---
@@ -236,5 +249,14 @@ class ChildSeat:
 
     def kill(self, run: Run) -> None:
         process = self._process
-        if process is not None:
-            process.kill()
+        if process is not None and process.returncode is None:
+            _kill_family(process.pid)
+
+
+def _kill_family(pid: int) -> None:
+    """Kills a child and whatever is of its process group. As long as anything is, no other group can have its number, though the child is
+    gone; and where nothing is, a number that was in use a moment ago is not given out again yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nobody is left; macOS says of those who are dead and not reaped that one may not
