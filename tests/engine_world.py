@@ -18,14 +18,14 @@ from duewheel.core.model import Dispatch, Limits, OnConflict, Outcome, Result, S
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import Stage
 from duewheel.engine.processor import Processor
-from duewheel.ports import GroupPosition, Mark, Offset
+from duewheel.ports import GroupPosition, Mark, Offset, TransactionAborted
 
 TOPOLOGY = Topology("x")
 START_MS = 1_900_000_000_000
 
 
 class World:
-    """The cluster: logs by topic and partition, the group's offsets, topics, and names that cannot be fenced."""
+    """The cluster: logs by topic and partition, the group's offsets, topics, those that refuse records, and names that cannot be fenced."""
 
     def __init__(self) -> None:
         self.now_ms = START_MS
@@ -34,6 +34,7 @@ class World:
         self.topics = dict.fromkeys((TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes, TOPOLOGY.dispatch("default")), 2)
         self.topics |= dict.fromkeys((TOPOLOGY.dead_letter, TOPOLOGY.control), 1)
         self.unfenceable: set[str] = set()
+        self.refusing: set[str] = set()
         self.transaction_bytes: list[int] = []
 
     def log(self, topic: str, partition: int) -> list[tuple[bytes, bytes | None]]:
@@ -179,6 +180,8 @@ class Output:
         return self
 
     def settle(self) -> None:
+        if refused := self._world.refusing & {topic for topic, _, _, _ in self._records}:
+            raise TransactionAborted(f"a record for {min(refused)} failed")
         self._world.transaction_bytes.append(sum(len(value or b"") for _, value, _, _ in self._records))
         for topic, value, key, partition in self._records:
             self._world.log(topic, partition).append((key, value))

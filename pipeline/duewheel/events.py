@@ -72,6 +72,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "processor.active": Event("A timer partition fires from now on.", ("partition", "token")),
     "processor.batch_aborted": Event("A transaction left nothing; its inputs are read again.", ("error",)),
+    "processor.queue_doubted": Event(
+        "Transactions fail whenever they have dispatches for this queue; its jobs wait, and it is tried again. Does its topic take records "
+        "of this size, from this user?",
+        ("queue", "rest_ms"),
+    ),
+    "processor.queue_trusted": Event("A queue that was doubted took its dispatches.", ("queue",)),
     "processor.batch_unknown": Event("Nobody knows whether a transaction was committed; the cluster is asked.", ("error",)),
     "processor.cluster_unavailable": Event("The cluster did not answer; it is tried again.", ("error",)),
     "processor.registry_unavailable": Event("The schema registry did not answer; the intake waits for it.", ("error",)),

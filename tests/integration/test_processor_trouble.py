@@ -16,7 +16,7 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
 from duewheel.adapters.rocks.store import RocksStore
 from duewheel.core.model import Phase, Result
-from duewheel.engine import processor as processor_module
+from duewheel.engine import restore as restore_module
 from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, HandClock, home, is_active, job_ids, now_ms, raw_schedule
 
 NOISE = random.Random(8).randbytes(100_000)  # nothing that compression could make small
@@ -63,19 +63,39 @@ def test_K8_of_a_batch_with_one_failed_record_nothing_is_seen_and_it_repeats(des
     desk.check_stores("a")
 
 
-def test_K8_a_command_whose_dispatch_is_refused_holds_up_no_other_partition(desk: Desk) -> None:
-    """As long as the broker refuses, neither the job's definition is seen nor its dispatch; jobs of other partitions go on one by one."""
-    dispatches = desk.topology.dispatch("default")
+def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_it_takes_them_again(desk: Desk) -> None:
+    """One of its jobs was sent, others come due, and a new one lies in front of everything else. Others are dispatched all the time."""
+    make_queue(desk, "refusing")
     processor = desk.active()
-    others = [job_ids(1, partition, prefix=f"other{partition}")[0] for partition in range(4) if partition != home("large")]
-    with records_bytes_max(desk, dispatches, 50_000):
-        desk.publish([raw_schedule("large", now_ms(), payload=NOISE), *(raw_schedule(job_id, now_ms()) for job_id in others)])
-        desk.drive(processor, until=lambda: len(desk.dispatches()) >= len(others))
-        assert desk.dispatched() == sorted(others)
-        assert not {key for key in desk.fold()[home("large")] if key[1:] == b"large"}
-    desk.drive(processor, until=lambda: len(desk.dispatches()) > len(others))
+    refused = job_ids(20, prefix="refused")
+    desk.publish(raw_schedule(job_id, now_ms() + 1_000, queue="refusing", payload=NOISE) for job_id in refused)
+    desk.drive(processor, until=lambda: sum((m.key() or b"")[:1] == b"d" for m in desk.seen(desk.topology.state)) >= len(refused))
+    others: list[str] = []
+
+    def others_go_on() -> bool:
+        if len(desk.dispatches()) >= len(others):
+            new = job_ids(8, prefix=f"other{len(others)}")
+            others.extend(new)
+            desk.publish(raw_schedule(job_id, now_ms()) for job_id in new)
+        return is_parked(desk, [*refused, "new"])
+
+    with records_bytes_max(desk, desk.topology.dispatch("refusing"), 50_000), capture_logs() as logs:
+        desk.schedule("new", now_ms(), queue="refusing", payload=NOISE)
+        desk.drive(processor, until=others_go_on)
+        assert {line["queue"] for line in logs if line["event"] == "processor.queue_doubted"} == {"refusing"}
+        assert desk.all_dispatches("refusing") == []
+        healthy_ms = now_ms()
+        desk.drive(processor, until=lambda: others_go_on() and now_ms() > healthy_ms + 1_000)
+    desk.drive(processor, until=lambda: len(desk.dispatches("refusing")) > len(refused))
+    desk.drive(processor, until=lambda: len(desk.dispatches()) >= len(others))
+    late_ms = [d["dispatched_ms"] - d["slot_ms"] for d in desk.all_dispatches()]
+    desk.answer(desk.dispatches() + desk.dispatches("refusing"))
+    desk.drive(processor, until=lambda: set(desk.phases().values()) == {Phase.SUCCEEDED})
     desk.leave(processor)
-    assert desk.dispatched() == sorted([*others, "large"])
+    assert sorted(d["job_id"] for d in desk.all_dispatches("refusing")) == sorted([*refused, "new"])
+    assert desk.dispatched() == sorted(others)
+    assert desk.dead_letters() == []
+    assert max(late_ms) < 5_000, "until it was found"
     desk.check_stores("a")
 
 
@@ -186,7 +206,7 @@ def test_K6_a_restore_stalled_by_its_disk_goes_on_polling(desk: Desk, monkeypatc
         write(self, records, *rest)
 
     monkeypatch.setattr(RocksStore, "write", stalling)
-    monkeypatch.setattr(processor_module, "_REPLAY_RECORDS_MAX", 20)
+    monkeypatch.setattr(restore_module, "_REPLAY_RECORDS_MAX", 20)
     with capture_logs() as logs:
         second = desk.processor("second", kafka=KafkaConfig(desk.kafka.bootstrap_servers, IMPATIENT))
         desk.drive(second, until=lambda: is_active(second), timeout_s=60)

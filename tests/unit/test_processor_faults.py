@@ -75,6 +75,41 @@ def test_K10_a_queue_that_goes_while_nothing_is_sent_to_it_is_noticed(world: Wor
     assert dispatched(world, "gone") == [job_of(0).encode()]
 
 
+def test_K10_a_queue_that_refuses_stops_no_other_and_loses_nothing(world: World) -> None:
+    """It has jobs that come due, a new one in front of others on the same partition, and one given back; leases go on being watched."""
+    world.topics[TOPOLOGY.dispatch("refusing")] = 2
+    instance = Instance(world, 0, 1)
+    for queue in ("refusing", "default"):
+        for n in range(20):
+            schedule(world, f"{queue}-{n}", world.now_ms + 1_000 + 10 * n, queue=queue)
+    schedule(world, "given-back", world.now_ms, queue="refusing")
+    schedule(world, "silent", world.now_ms)
+    instance.turn(5)
+    (back,) = dispatches(world, "refusing")
+    (silent,) = dispatches(world)
+    world.refusing.add(TOPOLOGY.dispatch("refusing"))
+    answer(world, back, Result.LOST)
+    answer(world, silent, Result.STARTED, lease_ms=20_000)
+    schedule(world, "refusing-new", world.now_ms, queue="refusing")
+    schedule(world, "default-new", world.now_ms)
+    began_ms = world.now_ms
+    instance.turn(100)
+    assert b"default-new" in dispatched(world)
+    assert len(dispatched(world)) == 20 + 2
+    assert max(d["dispatched_ms"] - d["slot_ms"] for d in dispatches(world)) < 1_000
+    for n in range(2_500):  # fifty seconds, in which it is tried again and again
+        if n % 100 == 0:
+            schedule(world, f"more-{n}", world.now_ms)
+        instance.turn(1)
+    assert max(d["dispatched_ms"] - d["slot_ms"] for d in dispatches(world) if d["attempt"] == 1) < 1_000
+    assert [d["attempt"] for d in dispatches(world) if d["job_id"] == "silent"] == [1, 2]
+    assert world.now_ms > began_ms + 50_000
+    world.refusing.clear()
+    instance.turn(4_000)
+    assert dispatched(world, "refusing") == sorted([*(f"refusing-{n}".encode() for n in range(20)), b"refusing-new", *[b"given-back"] * 2])
+    assert refusals(world) == []
+
+
 def test_the_partitions_that_a_queue_has_grown_by_are_used(world: World) -> None:
     world.topics[TOPOLOGY.dispatch("grows")] = 1
     instance = Instance(world, 0, 1)

@@ -205,7 +205,7 @@ class Step:
         partition: the timer partition's number.
         token: the highest fencing token handed out so far; rises with each dispatch.
         now_ms: the one time of this step.
-        has_queue: whether somebody could run what is sent to a queue of this name. A job whose queue is gone waits, and is looked at again.
+        has_queue: whether dispatches can be sent to a queue of this name. A job whose queue is gone waits, and is looked at again.
         catching_up: the logs have not been read up to where they ended at takeover, so cancels may lie ahead and nothing fires. Only a
             job that was due when it was made is dispatched at once: any cancel of it came too late already.
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
@@ -215,6 +215,7 @@ class Step:
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
         fired: timer keys that had their moment; what lies behind the earliest timer is removed from disk by range.
         dispatches: attempts to hand out, in order of their tokens.
+        queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
@@ -239,10 +240,10 @@ class Step:
     stops: list[Stop] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
+    queues: set[str] = field(default_factory=set)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
-    _queues: set[str] = field(default_factory=set)
 
     # --- commands ---
 
@@ -554,7 +555,7 @@ class Step:
         self._dispatch(job_id, known, attempt, crashes, trails.terms(limits, trail, crashes), trail)
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int, terms: Terms | None, trail: Trail | None) -> None:
-        if known.queue not in self._queues and not self._found(known.queue):
+        if known.queue not in self.queues and not self._found(known.queue):
             self._park(job_id, known, self._current(job_id, known), attempt - 1, crashes, trail)
             return
         generation, due_ms = known.generation, known.due_ms
@@ -578,8 +579,8 @@ class Step:
 
     def _found(self, queue: str) -> bool:
         """Whether the queue exists; asked once a step."""
-        if queue in self._queues or self.has_queue(queue):
-            self._queues.add(queue)
+        if queue in self.queues or self.has_queue(queue):
+            self.queues.add(queue)
             return True
         return False
 

@@ -39,6 +39,7 @@ from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology
+from duewheel.engine.doubts import Doubts
 from duewheel.engine.intake import Command, CommandReader, Kind, unknown_queue
 from duewheel.engine.partition import Partition, Stage
 from duewheel.engine.restore import Restore
@@ -150,6 +151,8 @@ class Processor:
         self._timekeeper = Timekeeper(clock.wall_ms(), clock.steady_ms())
         self._partitions: dict[int, Partition] = {}
         self._queues: dict[str, int] = {}
+        self._doubts = Doubts()
+        self._sending: set[str] = set()
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
         self._intake_paused_until_ms: int | None = None
@@ -197,7 +200,8 @@ class Processor:
             moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
-            self._listen_anew(now_ms)
+            if not self._doubts.failed(self._sending, self._clock.steady_ms()):  # else it was a try, and says nothing of outcomes
+                self._listen_anew(now_ms)
             self._doubt_batch()
             self._read_again()
         except TransactionUnknown as error:
@@ -323,6 +327,7 @@ class Processor:
             return
         (commit, batches), self._pending = self._pending, None
         commit.settle()
+        self._doubts.committed(self._sending)
         self._records_max = min(BATCH_RECORDS_MAX, 2 * self._records_max)
         for batch in batches:
             self._counts.add(batch.step.counts)
@@ -338,6 +343,7 @@ class Processor:
 
     def _run(self, outcomes: Sequence[Record], commands: Sequence[Command], now_ms: int) -> bool:
         batches: dict[int, _Batch] = {}
+        self._doubts.begin()
         self._take_outcomes(outcomes, batches, now_ms)
         self._take_commands(commands, batches, now_ms)
         self._fire(batches, now_ms)
@@ -366,7 +372,7 @@ class Processor:
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms, self._has_queue), partition.intake_offset, partition.outcomes_offset)
+        batch = _Batch(partition, partition.step(now_ms, self._takes), partition.intake_offset, partition.outcomes_offset)
         batches[number] = batch
         return batch
 
@@ -401,7 +407,7 @@ class Processor:
             batch.intake_offset = offset + 1
             if kind is Kind.SCHEDULE:
                 queue = what["queue"]
-                if queue in queues or self._has_queue(queue):
+                if queue in queues or self._queue_partitions(queue):
                     batch.step.schedule(what, work, value)
                 else:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
@@ -439,6 +445,7 @@ class Processor:
     def _commit(self, batches: Sequence[_Batch], now_ms: int) -> None:
         mine = owned_by(self._output.name)
         offsets = []
+        self._sending = {queue for batch in batches for queue in batch.step.queues}
         for batch in batches:
             number = batch.partition.number
             batch.changes = batch.partition.changes(batch.step, batch.intake_offset, batch.outcomes_offset)
@@ -619,8 +626,9 @@ class Processor:
         for partition in level:
             partition.mark(ends[partition.number][1], now_ms)
 
-    def _has_queue(self, queue: str) -> bool:
-        return queue in self._queues or self._queue_partitions(queue) > 0
+    def _takes(self, queue: str) -> bool:
+        """Whether dispatches for the queue may be sent now."""
+        return self._queue_partitions(queue) > 0 and self._doubts.admits(queue, self._clock.steady_ms())
 
     def _queue_partitions(self, queue: str) -> int:
         """How many partitions the queue's dispatch topic has; 0 where there is none.
