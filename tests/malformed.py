@@ -9,7 +9,7 @@ import math
 import struct
 from typing import Final, NamedTuple
 
-from duewheel.adapters.avro import codec
+from duewheel.adapters.avro import codec, varints
 from duewheel.core.errors import Reason
 from duewheel.core.limits import RECORD_BYTES_MAX
 from duewheel.core.model import Limits, Policy, Schedule
@@ -58,6 +58,8 @@ _FACTOR: Final = struct.pack("<d", 1.5)
 _JITTER: Final = b"\x0e" + bytes(8)  # after the 7 of delay_ms_max
 _DELAYS: Final = b"\x04\2\4\0" + _FACTOR
 _CLASSES: Final = b"\x04\2A\2B\0"
+_MANY: Final = b"".join(b"\x08%04d\0" % number for number in range(1_100))
+_WITH_SIZE: Final = varints.long(-1_100) + varints.long(len(_MANY)) + _MANY
 _LIMITS_BYTES: Final = b"\2" + _TIME + b"\x0a\x04"
 
 
@@ -106,7 +108,13 @@ CORPUS: Final = [
     Malformed("on_conflict minus 1", _swap(_TIME * 2 + b"\0", _TIME * 2 + b"\1"), Reason.NOT_CANONICAL),
     Malformed("on_conflict 2", _swap(_TIME * 2 + b"\0", _TIME * 2 + b"\4"), Reason.MALFORMED),
     Malformed("on_conflict minus 3", _swap(_TIME * 2 + b"\0", _TIME * 2 + b"\5"), Reason.MALFORMED),
-    Malformed("a bomb of nested ones", _HEADER + b"\2" * 100_000, Reason.MALFORMED),
+    Malformed("a bomb of nested ones", _HEADER + b"\2" * 100_000, Reason.TOO_LARGE),
+    Malformed("400,000 headers", _BEFORE_HEADERS + varints.long(400_000) + bytes(800_002), Reason.TOO_LARGE),
+    Malformed("600,000 delays", _guarded(_DELAYS, varints.long(600_000) + bytes(600_001) + _FACTOR), Reason.TOO_LARGE),
+    Malformed("600,000 classes", _guarded(_CLASSES, varints.long(600_000) + bytes(600_001)), Reason.TOO_LARGE),
+    Malformed("many headers, cut", _BEFORE_HEADERS + varints.long(1_500) + bytes(2_500), Reason.MALFORMED),
+    Malformed("many headers in two blocks", _BEFORE_HEADERS + (varints.long(1_100) + _MANY) * 2 + b"\0\0", Reason.NOT_CANONICAL),
+    Malformed("many headers with their size", _BEFORE_HEADERS + _WITH_SIZE + b"\0\0", Reason.NOT_CANONICAL),
     *(Malformed(f"limits and policy cut after {size} bytes", GUARDED[:size], Reason.MALFORMED) for size in range(11, len(GUARDED))),
     Malformed("a byte after the policy", GUARDED + b"\0", Reason.TRAILING_BYTES),
     Malformed("limits of branch minus 1", _guarded(_LIMITS_BYTES, b"\1" + _LIMITS_BYTES[1:]), Reason.NOT_CANONICAL),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from duewheel.adapters.avro import codec, varints
 from duewheel.adapters.avro.encode import encode_work
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
+from duewheel.adapters.avro.skim import Skimmer, TooManyValues
 from duewheel.adapters.avro.strict import Reader, encode
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
@@ -177,6 +178,27 @@ def test_damaged_bytes_are_refused_or_mean_themselves(case: tuple[str, Any], dat
 @given(st.sampled_from(KINDS), st.binary(max_size=60))
 def test_noise_is_refused_or_means_itself(kind: str, noise: bytes) -> None:
     check_verdicts(kind, CURRENT[kind].header + noise)
+
+
+@given(kinds_and_records())
+def test_skimming_ends_where_a_record_ends(case: tuple[str, Any]) -> None:
+    kind, record = case
+    value = encode_fast(kind, record)
+    assert Skimmer(CURRENT[kind].parsed).skim(value + b"more", HEADER_BYTES) == len(value)
+
+
+@given(kinds_and_records(), st.data())
+def test_skimming_stumbles_over_nothing_that_the_strict_way_takes(case: tuple[str, Any], data: st.DataObject) -> None:
+    kind, record = case
+    value = bytearray(encode_fast(kind, record))
+    begin = data.draw(st.integers(HEADER_BYTES, len(value)), label="begin")
+    value[begin : begin + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    try:
+        end = Skimmer(CURRENT[kind].parsed).skim(bytes(value), HEADER_BYTES)
+    except (ValueError, IndexError, TooManyValues):
+        end = -1
+    if end != len(value):
+        assert isinstance(verdict(decode_strict, kind, bytes(value)), Reason)
 
 
 @given(schedules, counts)

@@ -16,6 +16,7 @@ from duewheel.adapters.avro import encode as encoding
 from duewheel.adapters.avro.admission import Inadmissible, admit
 from duewheel.adapters.avro.encode import REMEMBERED_MAX, encode_work
 from duewheel.adapters.avro.schemas import CURRENT, Schema, load, make
+from duewheel.adapters.avro.skim import VALUES_MAX
 from duewheel.adapters.avro.strict import Reader, encode, encode_as
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import (
@@ -217,7 +218,8 @@ def test_a_changed_policy_is_not_taken_for_the_remembered_one() -> None:
 
 @pytest.mark.parametrize("name,item", [("delays_ms", 0), ("give_up_on", "")])
 def test_a_list_of_the_smallest_items_takes_memory_by_its_size(name: str, item: Any) -> None:
-    value = codec.encode_schedule(guarded(**{name: [item] * 1_000_000}))
+    count_max = VALUES_MAX - 10  # there are other lists besides
+    value = codec.encode_schedule(guarded(**{name: [item] * count_max}))
     tracemalloc.start()
     try:
         record: Any = codec.decode_command(value)[1]
@@ -227,9 +229,23 @@ def test_a_list_of_the_smallest_items_takes_memory_by_its_size(name: str, item: 
         left = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert count == 1_000_000
-    assert peak < 20 * len(value)
+    assert count == count_max
+    assert peak < 20 * len(value) + 1_000_000  # as much is fastavro's buffer
     assert left < kept - 8 * count  # such a policy is not remembered
+
+
+@pytest.mark.parametrize("name,item", [("delays_ms", 0), ("give_up_on", "")])
+def test_a_longer_list_is_refused_before_anything_is_made_of_it(name: str, item: Any) -> None:
+    value = codec.encode_schedule(guarded(**{name: [item] * 1_000_000}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UndecodableRecord) as refusal:
+            codec.decode_command(value)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refusal.value.reason == Reason.TOO_LARGE
+    assert peak < 1.1 * len(value)  # the fast way has cut a piece off, to look whether it knows it
 
 
 def test_what_is_remembered_is_bounded() -> None:

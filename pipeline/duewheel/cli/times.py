@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from decimal import ROUND_CEILING, Decimal
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
 import click
 
 _UNITS_US: Final = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_PART: Final = re.compile(r"(\d{1,40}(?:\.\d{1,40})?)(ms|[smhd])")
 _FRACTION: Final = re.compile(r"([.,]\d{6})(\d+)")
 
 
@@ -23,9 +24,9 @@ def duration(text: str) -> timedelta:
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise click.BadParameter(f"{text!r} is no duration; write a number and a unit (ms, s, m, h, d), as in 10s, 5m or 1h30m")
-    microseconds = sum((Decimal(number) * _UNITS_US[unit] for number, unit in parts), Decimal(0))
+    microseconds = sum((Fraction(number) * _UNITS_US[unit] for number, unit in parts), Fraction(0))
     try:
-        return timedelta(microseconds=int(microseconds.to_integral_value(ROUND_CEILING)))
+        return timedelta(microseconds=ceil(microseconds))
     except OverflowError:
         raise click.BadParameter(f"{text!r} is longer than {timedelta.max.days} days") from None
 
@@ -42,4 +43,7 @@ def instant(text: str) -> datetime | int:
         raise click.BadParameter(f"{text!r} has no time zone; end it with Z for UTC, or with an offset such as +01:00")
     # fromisoformat drops what lies beyond microseconds.
     dropped = _FRACTION.search(text)
-    return time + timedelta(microseconds=1) if dropped and dropped[2].strip("0") else time
+    try:
+        return time + timedelta(microseconds=1) if dropped and dropped[2].strip("0") else time
+    except OverflowError:
+        raise click.BadParameter(f"{text!r} is the end of all years; write an earlier time") from None

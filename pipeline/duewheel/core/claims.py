@@ -38,6 +38,7 @@ _PREFIX: Final = "dw1:"
 _METADATA: Final = re.compile(rf"dw1:([A-Za-z0-9._-]{{0,{CLAIM_OWNER_CHARS_MAX}}}):(\*?)([A-Za-z0-9+/]*)")
 _OWNER: Final = re.compile(rf"[A-Za-z0-9._-]{{0,{CLAIM_OWNER_CHARS_MAX}}}")
 _VARINT_BYTES_MAX: Final = 9  # 63 bits
+_OFFSET_MAX: Final = 2**63 - 1
 _BYTES_MAX: Final = (CLAIM_METADATA_BYTES_MAX - len(_PREFIX) - CLAIM_OWNER_CHARS_MAX - len(":*")) * 3 // 4
 _DISTANCES_BYTES_MAX: Final = _BYTES_MAX - _VARINT_BYTES_MAX
 
@@ -94,6 +95,8 @@ def decode(metadata: str | None, offset: int) -> Claim | None:
     if not numbers or 0 in numbers[1:]:
         return None
     claimed_upto = offset + numbers[0]
+    if claimed_upto > _OFFSET_MAX:
+        return None
     if star:
         return Claim(owner, claimed_upto, None) if len(numbers) == 1 else None
     if numbers[0] == 0:

@@ -42,13 +42,16 @@ def admit(text: str) -> Schema:
     try:
         schema = json.loads(text)
         _check_depth(schema)
-        canonical = json.loads(to_parsing_canonical_form(schema))
+        form = to_parsing_canonical_form(schema)
+        form.encode()  # JSON can name half a character (\ud800), which no fingerprint can be made of
+        canonical = json.loads(form)
     except Inadmissible:
         raise
     except RecursionError:
         raise Inadmissible("it is nested too deeply") from None
     except Exception as error:  # whatever fastavro and json make of a text that is no schema
-        raise Inadmissible(f"it is no Avro schema: {type(error).__name__}: {str(error)[:200]}") from error
+        said = str(error)[:200].encode(errors="backslashreplace").decode()  # it may quote what no dead letter can hold
+        raise Inadmissible(f"it is no Avro schema: {type(error).__name__}: {said}") from error
     kinds = {f"{NAMESPACE}.{kind}": kind for kind in CURRENT}
     name = canonical.get("name") if isinstance(canonical, dict) else None
     if canonical.__class__ is not dict or canonical.get("type") != "record" or name not in kinds:

@@ -88,6 +88,9 @@ _dispatch_numbers = struct.Struct("<3HB").unpack_from
 _outcome_numbers = struct.Struct("<3HBB6HB").unpack_from
 
 
+# Of a list, read here; the strict way looks whether longer ones are taken at all. Those that keep the rules have 64 at most.
+_ITEMS_MAX: Final = 1_000
+
 # How most outcomes end: no error, nothing to wait for, no lease, no output.
 _NOTHING_TO_ADD: Final = bytes(4)
 
@@ -213,7 +216,7 @@ class Decoder:
 
     def decode_state(self, value: bytes | None) -> State:
         """A State."""
-        if value is not None and value[:HEADER_BYTES] == _STATE:
+        if value is not None and value[:HEADER_BYTES] == _STATE and len(value) <= RECORD_BYTES_MAX:
             try:
                 return _state(value)
             except _UNUSUAL:
@@ -248,7 +251,7 @@ class Decoder:
 
     def decode_stop(self, value: bytes | None) -> Stop:
         """A Stop."""
-        if value is not None and value[:HEADER_BYTES] == _STOP:
+        if value is not None and value[:HEADER_BYTES] == _STOP and len(value) <= RECORD_BYTES_MAX:
             try:
                 return _stop(value)
             except _UNUSUAL:
@@ -556,7 +559,7 @@ def _headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
 
 
 def _long_headers_at(value: bytes, at: int) -> tuple[dict[str, str], int]:
-    count, at = long_at(value, at)
+    count, at = _count_at(value, at)
     headers = {}
     for _ in range(count):
         name, at = _string_at(value, at)
@@ -643,7 +646,7 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
     first_ms, at = _time_at(value, at)
     output, at = _output_at(value, at)
     endings: list[Ending] = []
-    count, at = long_at(value, at)
+    count, at = _count_at(value, at)
     if count:
         for _ in range(count):
             ending, at = _ending_at(value, at)
@@ -691,7 +694,7 @@ def _double_at(value: bytes, at: int) -> tuple[float, int]:
 
 
 def _longs_at(value: bytes, at: int) -> tuple[list[int], int]:
-    count, at = long_at(value, at)
+    count, at = _count_at(value, at)
     longs = []
     for _ in range(count):
         number, at = long_at(value, at)
@@ -700,12 +703,19 @@ def _longs_at(value: bytes, at: int) -> tuple[list[int], int]:
 
 
 def _strings_at(value: bytes, at: int) -> tuple[list[str], int]:
-    count, at = long_at(value, at)
+    count, at = _count_at(value, at)
     strings = []
     for _ in range(count):
         text, at = _string_at(value, at)
         strings.append(text)
     return strings, at if count == 0 else _end_of_array(value, at)
+
+
+def _count_at(value: bytes, at: int) -> tuple[int, int]:
+    count, at = long_at(value, at)
+    if count > _ITEMS_MAX:
+        raise ValueError("a long list")
+    return count, at
 
 
 def _end_of_array(value: bytes, at: int) -> int:

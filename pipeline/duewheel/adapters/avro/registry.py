@@ -103,10 +103,10 @@ class Registry:
         try:
             answer: Any = json.loads(body)
             text, kind, references = answer["schema"], answer.get("schemaType", "AVRO"), answer.get("references")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._unavailable(f"answered something else than a schema: {body[:80]!r}") from error
         if kind != "AVRO" or not isinstance(text, str):
-            raise Inadmissible(f"it is of type {kind}, not AVRO")
+            raise Inadmissible(f"it is of type {str(kind)[:50]!r}, not AVRO")
         if references:
             raise Inadmissible("it refers to other subjects; register it whole")
         return text

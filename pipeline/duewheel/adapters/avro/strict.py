@@ -9,8 +9,9 @@ among doubles, which are equal and differ in their bytes, only one is taken.
 This is the rule, at the price of decoding and encoding: 8 µs for a Schedule. The fast paths of `codec` accept a part of what is accepted
 here, with equal results, and leave all else to this module.
 
-Every failure is an `UndecodableRecord`. Nothing here is unbounded: sizes are checked first, and no schema has items without bytes
-or contains itself, so that no count, however large, outlives the end of the bytes.
+Every failure is an `UndecodableRecord`. Nothing here is unbounded: sizes are checked first, no schema has items without bytes or contains
+itself, so that no count, however large, outlives the end of the bytes; and a large record is skimmed first for how many values it holds
+(`skim`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final, Protocol
 from fastavro import schemaless_reader, schemaless_writer
 
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES, MAGIC, RELEASED, Schema
+from duewheel.adapters.avro.skim import SKIMMED_BYTES_MIN, VALUES_MAX, Skimmer, TooManyValues
 from duewheel.core.errors import Reason, UndecodableRecord
 
 _INT_MIN: Final = -(2**31)
@@ -53,6 +55,7 @@ class Reader:
     def __init__(self, older: Iterable[Schema] = RELEASED, registry: Registry | None = None) -> None:
         self._writers: dict[bytes, Schema] = {schema.header: schema for schema in (*older, *CURRENT.values())}
         self._registered: dict[bytes, Schema] = {}
+        self._skimmers: dict[bytes, Skimmer] = {}
         self._registry = registry
 
     def read(self, value: bytes | None, kinds: tuple[str, ...], bytes_max: int) -> tuple[str, dict[str, Any]]:
@@ -73,6 +76,8 @@ class Reader:
             raise UndecodableRecord(Reason.TOO_LARGE, f"the value has {len(value):,} bytes, at most {bytes_max:,} are allowed; send less")
         value = self.unframe(value)
         schema = self._writer(value, kinds)
+        if len(value) >= SKIMMED_BYTES_MIN:
+            self._skim(schema, value)
         record = _decode(schema, value)
         current = CURRENT[schema.kind]
         if schema.header != current.header:
@@ -92,8 +97,24 @@ class Reader:
         if schema.header not in self._writers:
             if len(self._registered) >= _REGISTERED_MAX:
                 self._registered.clear()
+                self._skimmers.clear()
             self._registered[schema.header] = schema
         return schema.header + value[_CONFLUENT_BYTES:]
+
+    def _skim(self, schema: Schema, value: bytes) -> None:
+        """Refuses a record that would become more values than any that is of use."""
+        skimmer = self._skimmers.get(schema.header)
+        if skimmer is None:
+            skimmer = self._skimmers[schema.header] = Skimmer(schema.parsed)
+        try:
+            skimmer.skim(value, HEADER_BYTES)
+        except TooManyValues:
+            raise UndecodableRecord(
+                Reason.TOO_LARGE,
+                f"the lists of the {schema.kind} have more than {VALUES_MAX:,} values in all; none that is of use has so many",
+            ) from None
+        except (ValueError, IndexError) as error:
+            raise UndecodableRecord(Reason.MALFORMED, f"the value is not a {schema.kind} ({type(error).__name__}: {error})") from error
 
     def _writer(self, value: bytes, kinds: tuple[str, ...]) -> Schema:
         if len(value) < HEADER_BYTES or value[:2] != MAGIC:
