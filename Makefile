@@ -19,6 +19,7 @@ FROM_LOCK := --require-hashes --only-binary :all: --requirement
 ARGS ?=
 
 .PHONY: help setup demo test fast lint format types contracts broker wheel lock clean
+.PHONY: fuzz
 .PHONY: bench-path bench-lateness bench-end-to-end bench-pending bench-failing
 
 help: ## List the targets
@@ -75,6 +76,11 @@ test: setup lint types contracts ## Everything that is checked: style, types, de
 
 fast: setup ## Only the tests that need no broker: tests/unit and tests/property
 	@$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
+
+# `make fuzz INPUTS=100000 SEED=7`; without SEED one is chosen and shown.
+INPUTS ?= 1000000
+fuzz: setup ## Throw a million bad inputs at everything that reads what comes from outside
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check .
