@@ -196,14 +196,13 @@ def test_a_total_timeout_ends_what_fails_and_what_runs(site: AttemptSite) -> Non
     site.worker("worker")
     site.await_ready()
     with site.client() as client:
-        failing = client.schedule("fail_always", job_id="failing", total_timeout=1.5)
-        running = client.schedule("endless", job_id="running", total_timeout=1.5)
+        failing = client.schedule("fail_always", job_id="failing", total_timeout=3)
+        running = client.schedule("endless", job_id="running", total_timeout=3)
         for handle in (failing, running):
             end = handle.wait(END_S)
             assert end.phase == "FAILED"
-            dispatched_ms = site.executions(handle.job_id)[0].at_ms
-            assert end.ended_ms <= dispatched_ms + 1_500 + 1_000
-    assert 2 <= len(site.executions("failing")) <= 6
+            assert end.ended_ms < site.executions(handle.job_id)[0].at_ms + 3_000 + 3_000
+    assert 2 <= len(site.executions("failing")) <= 3_000 // 300 + 1
     assert len(site.executions("running")) == 1
     assert {dead["job_id"]: dead["reason"] for dead in site.desk.dead_runs()} == {
         "failing": Reason.TOTAL_TIMEOUT,
