@@ -11,6 +11,7 @@ from duewheel.core.limits import HEARTBEAT_MS, LAST_LIFE_SNOOZE_MS, LEASE_MARGIN
 from duewheel.core.model import Outcome, Terms
 from duewheel.core.retry import RetryPolicy
 from duewheel.ports import GroupPosition
+from duewheel.worker import reports
 from duewheel.worker.loop import REVOKE_GRACE_MS
 from duewheel.worker.watch import LOOK_EVERY_MS, STALLED_MS
 from tests.worker_world import TURN_MS, Desk
@@ -71,6 +72,49 @@ def test_a_heartbeat_does_not_finish_the_dispatch() -> None:
     desk = desk_with_a_run()
     pass_ms(desk, 2 * HEARTBEAT_MS)
     assert desk.group.positions[0] == GroupPosition(0, encode(Claim("me", 1, (0,)), 0))
+
+
+def test_of_what_goes_on_while_nothing_can_be_said_only_the_newest_word_is_kept() -> None:
+    desk = desk_with_a_run(heartbeat=30)
+    [run] = desk.crew.started
+    desk.output.endings, desk.aside.holding = ["unknown, aborted"], True
+    for number in range(600):  # for a minute
+        run.beat(b"%d" % number)
+        pass_ms(desk, 100)
+    assert not desk.said()
+    desk.aside.answer()
+    desk.turn(3)
+    assert leases(desk) == [("STARTED", 30_000 + LEASE_MARGIN_MS)]
+    assert desk.outcomes()[0]["output"] == b"599"
+    pass_ms(desk, 10_000)
+    run.beat(None)
+    pass_ms(desk, 100)
+    assert [result for _, result in desk.said()] == ["STARTED", "HEARTBEAT"]
+
+
+def test_what_ends_before_its_word_was_said_says_only_how() -> None:
+    desk = desk_with_a_run(2)
+    desk.crew.finish(1)
+    desk.output.endings, desk.aside.holding = ["unknown, aborted"], True
+    pass_ms(desk, 2 * HEARTBEAT_MS)
+    desk.crew.finish(1)
+    pass_ms(desk, 100)
+    desk.aside.answer()
+    desk.turn(3)
+    assert desk.said() == [("0-0", "SUCCEEDED"), ("0-1", "SUCCEEDED")]
+
+
+def test_a_transaction_of_large_outcomes_is_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "BATCH_BYTES_MAX", 256 * 1_000)
+    desk = desk_with_a_run(600, concurrency=600)
+    for run in desk.crew.started:
+        run.output = b"x" * 1_000
+    desk.crew.finish(600)
+    seen = []
+    while desk.crew.finished_count:
+        desk.turn()
+        seen.append(len(desk.outcomes()))
+    assert seen == [256, 512, 600]
 
 
 def test_a_task_that_beats_itself_is_started_at_once_and_its_beats_are_passed_on_for_each_third_of_its_timeout() -> None:

@@ -24,9 +24,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from duewheel.core.errors import BrokenInvariant, BrokerUnavailable, EnvironmentFailure, Reason, UndecodableRecord
-from duewheel.core.limits import WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_OUTCOMES_MAX, WORKER_RUNS_MAX
-from duewheel.core.model import Dispatch, Failure, Outcome, Result
-from duewheel.core.refusals import refuse
+from duewheel.core.limits import WORKER_BUFFER_RECORDS_MAX, WORKER_BYTES_MAX, WORKER_RUNS_MAX
+from duewheel.core.model import Dispatch, Result
 from duewheel.core.topology import Topology
 from duewheel.ports import (
     Clock,
@@ -45,6 +44,7 @@ from duewheel.worker.app import App
 from duewheel.worker.crew import Desk
 from duewheel.worker.doorstep import CANCELLED, Doorstep, LastLives
 from duewheel.worker.holding import NOWHERE, Holding, Standing
+from duewheel.worker.reports import Batch, Reports
 from duewheel.worker.runs import Run
 from duewheel.worker.stops import Stops
 from duewheel.worker.takeover import Aside, Returns, Takeover
@@ -74,9 +74,8 @@ REVOKE_GRACE_MS: Final = 3_000  # handlers of a partition that is being revoked 
 _LAST_MOMENT_MS: Final = 100  # between the end of a handler and its run at the desk
 _LAST_WORD_MS: Final = 10_000  # for recording what was cut short, when stopping
 
-_ANY_PARTITION: Final = -1  # the partitioner's choice
 _INTERRUPTED: Final = Result.INTERRUPTED.value
-_LOST: Final = Result.LOST.value
+_LOST: Final = Verdict(Result.LOST.value)
 
 
 class _Doubt(NamedTuple):
@@ -85,7 +84,7 @@ class _Doubt(NamedTuple):
     `telling` are those of its positions that nothing before it can have committed: where one stands now, the transaction put it there.
     """
 
-    reports: list[tuple[str, bytes, bytes | None, int]]
+    batch: Batch
     starts: list[Run]
     telling: dict[Holding, Offset]
     found: Future[dict[int, GroupPosition]]
@@ -128,12 +127,10 @@ class Worker:
     ) -> None:
         self._tasks = app.tasks
         self.queue = queue
-        self._name = name
         self._doorstep = Doorstep(name, app.tasks, stops, lives, clock)
         self._topic = topology.dispatch(queue)
         self._group = topology.worker_group(queue)
         self._outcomes_topic = topology.outcomes
-        self._dead_letter_topic = topology.dead_letter
         self._outcome_partitions = outcome_partitions
         self._clock = clock
         self._codec = codec
@@ -152,7 +149,7 @@ class Worker:
         self._window = Window(concurrency, WORKER_RUNS_MAX)
         self._holdings: dict[int, Holding] = {}
         self._takeovers: list[Takeover] = []
-        self._reports: list[tuple[str, bytes, bytes | None, int]] = []  # as produce() takes them
+        self._reports = Reports(name, topology, codec, clock)
         self._starts: list[Run] = []  # claimed, and to be started once that is committed
         self._doubt: _Doubt | None = None
         self._in_flight = 0  # runs claimed and not reported
@@ -260,7 +257,7 @@ class Worker:
     def give_back(self, holding: Holding, record: Record) -> None:
         dispatch = self._decoded(record)
         if dispatch is not None:
-            self._report(dispatch, record.key(), _LOST, 0, self._clock.wall_ms(), None)
+            self._reports.unrun(dispatch, record.key(), _LOST)
 
     def delayed(self, error: Exception) -> None:
         log.warning("worker.takeover_delayed", error=str(error))
@@ -268,8 +265,7 @@ class Worker:
     # --- what the watch needs ---
 
     def say(self, run: Run, result: str, lease_ms: int) -> None:
-        now_ms = self._clock.wall_ms()
-        self._report(run.dispatch, run.key, result, run.started_ms or now_ms, now_ms, None, 0, lease_ms, run.progress)
+        self._reports.word(run, result, lease_ms)
 
     def give_up(self, run: Run, error: Exception) -> bool:
         if not self._desk.abandon(run):
@@ -345,16 +341,17 @@ class Worker:
         return waited or self._is_crowded() or bool(self._reports) or self._drain_until_ms is not None
 
     def _collect(self) -> None:
-        runs = self._desk.take(max(0, WORKER_OUTCOMES_MAX - len(self._reports)))
-        self._window.observe(len(runs), sum(run.finished_ms - run.started_ms for run in runs), self._polled_ms)
-        for run in runs:
-            self._conclude(run)
-        if runs:
+        while runs := self._desk.take(min(self._reports.room, _RECORD_RUNS)):
+            # What was turned away at the last moment never started, and took no time.
+            spent_ms = sum(run.finished_ms - run.started_ms for run in runs if run.started_ms)
+            self._window.observe(len(runs), spent_ms, self._polled_ms)
+            for run in runs:
+                self._conclude(run)
             self._quiet_turns = 0
 
     def _conclude(self, run: Run) -> None:
         self._finish(run)
-        self._report(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, run.error, run.retry_after_ms, output=run.output)
+        self._reports.end(run)
 
     def _finish(self, run: Run) -> None:
         self._dismiss(run)
@@ -366,37 +363,6 @@ class Worker:
         self._bytes -= run.record_bytes
         if run.dispatch["terms"] is not None:
             self._lives.leave(run.dispatch)
-
-    def _report(
-        self,
-        dispatch: Dispatch,
-        key: bytes | None,
-        result: str,
-        started_ms: int,
-        finished_ms: int,
-        error: Failure | None,
-        retry_after_ms: int = 0,
-        lease_ms: int = 0,
-        output: bytes | None = None,
-    ) -> None:
-        outcome: Outcome = {
-            "token": dispatch["token"],
-            "job_id": dispatch["job_id"],
-            "slot_ms": dispatch["slot_ms"],
-            "attempt": dispatch["attempt"],
-            "result": result,
-            "started_ms": started_ms,
-            "finished_ms": finished_ms,
-            "worker": self._name,
-            "error": error,
-            "retry_after_ms": retry_after_ms,
-            "lease_ms": lease_ms,
-            "output": output,
-        }
-        self._reports.append((self._outcomes_topic, self._codec.encode_outcome(outcome), key, dispatch["timer_partition"]))
-
-    def _report_unrun(self, dispatch: Dispatch, key: bytes | None, verdict: Verdict) -> None:
-        self._report(dispatch, key, verdict.result, 0, self._clock.wall_ms(), verdict.error, verdict.retry_after_ms)
 
     # --- claims ---
 
@@ -459,7 +425,7 @@ class Worker:
         """Reports what was claimed just now, and finishes it in the transaction that claims it."""
         self._bytes -= len(record.value() or b"")
         holding.finish(record.offset())
-        self._report_unrun(dispatch, record.key(), verdict)
+        self._reports.unrun(dispatch, record.key(), verdict)
 
     def _decoded(self, record: Record) -> Dispatch | None:
         """The record's dispatch; None where it cannot be one, which is reported as a dead letter."""
@@ -472,8 +438,7 @@ class Worker:
                 f"timer partition {dispatch['timer_partition']} does not exist: {self._outcomes_topic} has {self._outcome_partitions}",
             )
         except UndecodableRecord as error:
-            letter = refuse(record, error).letter(self._clock.wall_ms())
-            self._reports.append((self._dead_letter_topic, self._codec.encode_dead_letter(letter), letter["key"], _ANY_PARTITION))
+            self._reports.letter(record, error)
             log.warning("worker.dispatch_undecodable", partition=record.partition(), offset=record.offset(), error=str(error))
             return None
 
@@ -504,7 +469,7 @@ class Worker:
         try:
             with self._output.begin() as transaction:
                 produce = transaction.produce
-                for report in self._reports:
+                for report in self._reports.waiting():
                     produce(*report)
                 transaction.commit({self._group: list(changed.values())} if changed else {})
         except TransactionAborted as error:
@@ -512,11 +477,11 @@ class Worker:
         except TransactionUnknown as error:
             log.warning("worker.transaction_in_doubt", error=str(error), outcomes=len(self._reports))
             telling = {holding: offset for holding, offset in changed.items() if _position(offset) != holding.sent}
-            self._doubt = _Doubt(self._reports, self._starts, telling, self._find_out(telling))
-            self._reports, self._starts = [], []
+            self._doubt = _Doubt(self._reports.take(), self._starts, telling, self._find_out(telling))
+            self._starts = []
             _note_sent(changed)
         else:
-            self._reports = []
+            self._reports.take()
             _note_sent(changed)
             self._recorded_ms = self._clock.steady_ms()
             self._committed(changed)
@@ -574,9 +539,9 @@ class Worker:
         if committed:
             self._submit(doubt.starts)
         else:
-            self._reports = doubt.reports + self._reports
+            self._reports.put_back(doubt.batch)
             self._starts = doubt.starts + self._starts
-        log.info("worker.doubt_settled", outcomes=len(doubt.reports), again=bool(self._reports))
+        log.info("worker.doubt_settled", outcomes=len(doubt.batch.reports), again=bool(self._reports))
 
     # --- letting go ---
 
@@ -597,7 +562,7 @@ class Worker:
             self._stops_seen = self._stops.count
             for run in self._pick_out(lambda run: self._stops.names(run.dispatch)):
                 self._finish(run)
-                self._report_unrun(run.dispatch, run.key, CANCELLED)
+                self._reports.unrun(run.dispatch, run.key, CANCELLED)
 
     def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
         """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
@@ -614,7 +579,7 @@ class Worker:
 
     def _interrupt(self, run: Run) -> None:
         self._finish(run)
-        self._report(run.dispatch, run.key, _INTERRUPTED, run.started_ms, self._clock.wall_ms(), None)
+        self._reports.interrupt(run, _INTERRUPTED)
 
     def _await_ends(self, leaving: Sequence[Holding], deadline_ms: int) -> None:
         """Waits until nothing of these partitions runs, and records what ends meanwhile."""
