@@ -23,7 +23,7 @@ from duewheel.ports import GroupPosition, Offset
 SESSION_TIMEOUT_US: Final = 6_000_000
 REBALANCE_TIMEOUT_US: Final = 60_000_000
 _LOOK_EVERY_US: Final = 500_000
-_METADATA_CHARS_MAX: Final = 4_096
+_METADATA_CHARS_MAX: Final = 4_095  # offset.metadata.max.bytes is 4,096, and brokers refuse what has as many
 
 NOBODY: Final = ("", -1)
 """The id and generation of somebody who is no member, or is not one any more and has not joined anew."""

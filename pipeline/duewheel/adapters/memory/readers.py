@@ -230,10 +230,8 @@ class MemoryGroupReader(_Reading):
         if leaving:
             self._news.append(("revoked", leaving))
             self._asks_again = True
-        if coming:
-            self._news.append(("assigned", coming))
-        if self._news:
-            self.process.wake()
+        self._news.append(("assigned", coming))  # also where nothing is new, as librdkafka does
+        self.process.wake()
 
     def _return(self) -> None:
         """The process could not be reached, and can again: its heartbeat is overdue."""

@@ -115,7 +115,8 @@ class Producer:
                 self._process.reach("transactions.produce")
                 log = self._broker.find(topic, partition)
                 if log is None:
-                    raise Fault(Kind.ABORT, f"UNKNOWN_TOPIC_OR_PART: {topic} [{partition}]")
+                    # librdkafka gives it half a minute to appear, which is longer than we wait for a commit.
+                    raise Fault(Kind.RETRIABLE, f"UNKNOWN_TOPIC_OR_PART: {topic} [{partition}]")
                 self._broker.transactions.produce(self.id, self._epoch, TIMEOUT_MS, log, records)
                 self._is_open = True
 
