@@ -258,6 +258,8 @@ class HandCrew(CrewDesk):
         for _ in range(count):
             run = self.waiting.pop(0)
             run.desk = self
+            if not self.admits(run):
+                continue
             run.started_ms = run.started_steady_ms = self.time.now_ms
             self.started.append(run)
 

@@ -12,11 +12,16 @@ from duewheel.core.model import Outcome, Terms
 from duewheel.core.retry import RetryPolicy
 from duewheel.ports import GroupPosition
 from duewheel.worker import reports
+from duewheel.worker.doorstep import LOOK_EVERY_MS as LOOK_THROUGH_EVERY_MS
+from duewheel.worker.doorstep import PATIENCE_MS
 from duewheel.worker.loop import REVOKE_GRACE_MS
+from duewheel.worker.runs import Run
 from duewheel.worker.watch import LOOK_EVERY_MS, STALLED_MS
 from tests.worker_world import TURN_MS, Desk
 
 UNTIL_SEEN = 2 * LOOK_EVERY_MS // TURN_MS + 2  # turns until the watch has looked, and what it found is recorded
+
+LOOK_THROUGH_MS = LOOK_THROUGH_EVERY_MS + 3 * TURN_MS
 
 
 def desk_with_a_run(count: int = 1, concurrency: int = 4, **task: Any) -> Desk:
@@ -227,6 +232,41 @@ def test_what_came_too_late_is_expired_with_its_claim() -> None:
     assert desk.group.positions[0] == GroupPosition(1, encode(Claim("me", 2, (1,)), 1))
 
 
+def test_what_waits_until_it_is_too_late_is_expired_and_never_starts() -> None:
+    desk = Desk(4)
+    desk.assign(0)
+    now_ms = desk.clock.now_ms
+    desk.dispatch(0, 0, 1, terms=terms(expires_ms=now_ms + 5_000))
+    desk.dispatch(0, 1, 1, terms=terms(expires_ms=now_ms + 60_000))
+    desk.dispatch(0, 2, 1, terms=terms(deadline_ms=now_ms + 5_000))
+    pass_ms(desk, 4_900)
+    assert (len(desk.crew.waiting), desk.said()) == (3, [])
+    pass_ms(desk, 100 + LOOK_THROUGH_MS)
+    assert sorted(desk.said()) == [("0-0", "EXPIRED"), ("0-2", "SNOOZED")]
+    assert [run.dispatch["job_id"] for run in desk.crew.waiting] == ["0-1"]
+    assert desk.group.positions[0] == GroupPosition(1, encode(Claim("me", 3, (1,)), 1))
+    pass_ms(desk, 60_000)
+    assert not desk.crew.waiting, "the next one is not forgotten"
+
+
+@pytest.mark.parametrize(
+    "limits, result, error", [({"expires_ms": 1}, "EXPIRED", ""), ({"deadline_ms": 1}, "SNOOZED", "duewheel.RunTimeout")], ids=str
+)
+def test_what_is_too_late_at_the_moment_of_its_start_does_not_start(limits: dict[str, int], result: str, error: str) -> None:
+    desk = Desk(4)
+    desk.assign(0)
+    desk.dispatch(0, 0, 1, terms=terms(**dict.fromkeys(limits, desk.clock.now_ms + 200)))
+    desk.turn(2)
+    desk.clock.now_ms += 200
+    desk.crew.start(1)
+    assert not desk.crew.running()
+    desk.turn()
+    outcome = only(desk)
+    assert (outcome["result"], outcome["started_ms"]) == (result, 0)
+    assert ("" if outcome["error"] is None else outcome["error"]["type"]) == error
+    assert desk.group.positions[0] == GroupPosition(1, encode(Claim("me", 1), 1))
+
+
 def test_W10_an_unknown_task_is_tried_again_by_the_default_policy() -> None:
     desk = Desk(4)
     desk.assign(0)
@@ -290,6 +330,29 @@ def test_W7_the_next_last_life_comes_when_one_is_over(end: str) -> None:
     assert [run.dispatch["job_id"] for run in desk.crew.waiting] == ["1-0"]
 
 
+def test_W7_a_last_life_that_waits_keeps_others_out_for_a_while_only() -> None:
+    """It may wait for a busy worker, its task's own limit, or a queue that goes first."""
+    desk = Desk(4)
+    desk.assign(0)
+    last_life = terms(is_last_life=True)
+    desk.dispatch(0, 0, 1, terms=last_life)
+    pass_ms(desk, 2 * PATIENCE_MS)
+    assert (len(desk.crew.waiting), desk.said()) == (1, []), "as long as nobody else asks, it may wait"
+    desk.dispatch(0, 1, 1, terms=last_life)
+    pass_ms(desk, LOOK_THROUGH_MS)
+    assert desk.said() == [("0-1", "SNOOZED"), ("0-0", "SNOOZED")]
+    desk.dispatch(0, 2, 1, terms=last_life)
+    desk.turn(2)
+    assert [run.dispatch["job_id"] for run in desk.crew.waiting] == ["0-2"]
+    desk.dispatch(0, 3, 1, terms=last_life)
+    pass_ms(desk, PATIENCE_MS - 1_000)
+    assert [run.dispatch["job_id"] for run in desk.crew.waiting] == ["0-2"]
+    desk.crew.start(1)
+    pass_ms(desk, PATIENCE_MS)
+    assert len(desk.crew.running()) == 1, "what runs is left alone"
+    assert [result for _, result in desk.said()].count("SNOOZED") == 3
+
+
 # --- stops ---
 
 
@@ -331,6 +394,25 @@ def test_what_is_cancelled_in_doubt_is_reported_when_the_doubt_is_settled() -> N
     desk.turn(5)
     assert sorted(desk.said()) == [("0-0", "SUCCEEDED"), ("0-1", "SUCCEEDED"), ("0-3", "CANCELLED")]
     assert [run.dispatch["job_id"] for run in desk.crew.waiting] == ["0-2"]
+
+
+def test_a_stop_that_comes_in_the_middle_of_the_look_loses_no_run() -> None:
+    desk = Desk(4)
+    desk.assign(0)
+    desk.group.refusals = 100
+    desk.dispatch(0, 0, 4)
+    desk.turn(2)
+    starts = list(desk.worker._starts)
+    asked: list[Run] = []
+
+    def unwanted(run: Run) -> bool:
+        """Another queue's loop takes in a stop while this one looks."""
+        asked.append(run)
+        return len(asked) > 2
+
+    assert len(starts) == 4
+    assert desk.worker._pick_out(unwanted) == starts[2:]
+    assert desk.worker._starts == starts[:2]
 
 
 def test_a_running_handler_is_asked_to_stop() -> None:

@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from duewheel.core.model import Dispatch
 from duewheel.worker.app import App, Context, Task
-from duewheel.worker.crew import Crew, Desk
+from duewheel.worker.crew import HELD_BACK_PER_HANDLER, Crew, Desk
 from duewheel.worker.executors import leftovers
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
-from duewheel.worker.verdicts import Retry
+from duewheel.worker.verdicts import Retry, Verdict
 
 
 class Clock:
@@ -436,7 +436,7 @@ def test_a_tasks_own_limit_holds_and_costs_no_thread(clock: Clock, kind: str, li
     stuck = Stuck(kind)
     task = limited(stuck.plain if kind == "plain" else stuck.coroutine, limit)
     desk.submit([run_of(task, n) for n in range(20)])
-    until(desk, lambda: stuck.inside == limit and desk.held_back_count == 20 - limit)
+    until(desk, lambda: stuck.inside == limit and desk.held_back_count == min(20 - limit, HELD_BACK_PER_HANDLER * 8))
     desk.submit([run(lambda: None, 100 + n) for n in range(50)])
     assert [each.offset for each in finished(desk, 50)] == list(range(100, 150))  # nothing stands in their way
     assert len(desk.running()) == limit
@@ -445,6 +445,55 @@ def test_a_tasks_own_limit_holds_and_costs_no_thread(clock: Clock, kind: str, li
     stuck.free.set()
     assert sorted(each.offset for each in finished(desk, 15)) == list(range(15))
     assert desk.held_back_count == 0
+    crew.close()
+
+
+def test_W3_however_many_wait_for_their_tasks_limit_only_so_many_make_room_for_others(clock: Clock) -> None:
+    """What the loop takes for held back it replaces by further claims."""
+    crew = Crew(3, clock, None, Shares({"q": 1}))
+    desk = crew.desk("q")
+    desk.gate_ms = 1_000
+    stuck = Stuck("plain")
+    tasks = [limited(stuck.plain, 1) for _ in range(2)]
+    desk.submit([run_of(task, n) for task in tasks for n in range(500)])
+    until(desk, lambda: stuck.inside == 2 and desk.held_back_count == 2 * HELD_BACK_PER_HANDLER * 3)
+    desk.withdraw(lambda each: True)
+    assert desk.held_back_count == 0
+    stuck.free.set()
+    assert len(finished(desk, 2)) == 2
+    crew.close()
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+@KINDS
+def test_what_must_not_start_any_more_is_turned_away_right_before_it_would(clock: Clock, kind: str, limit: int) -> None:
+    crew = Crew(2, clock, None, Shares({"q": 1}))
+    desk = crew.desk("q")
+    desk.unwanted = lambda dispatch: Verdict("EXPIRED") if dispatch["job_id"] in late else None
+    late: set[str] = set()
+    started = []
+
+    def plain(context: Context) -> None:
+        started.append(context.job_id)
+
+    async def coroutine(context: Context) -> None:
+        started.append(context.job_id)
+
+    app = App()
+    app.task(name="t", concurrency=limit or None)(plain if kind == "plain" else coroutine)
+    runs = [run_of(app.tasks["t"], n) for n in range(6)]
+    for each in runs[1:]:
+        each.dispatch["terms"] = {"crashes": 0, "is_last_life": False, "expires_ms": 9, "deadline_ms": 0}
+    desk.submit(runs)  # the gate is shut
+    late |= {"j0", "j1", "j2", "j4"}
+    desk.gate_ms = 1_000
+    done = finished(desk, 6)
+    assert started == ["j0", "j3", "j5"], "without terms nobody asks"
+    assert sorted(each.offset for each in done if each.result == "EXPIRED") == [1, 2, 4]
+    assert all((each.started_ms == 0) == (each.result == "EXPIRED") and each.finished_ms for each in done)
+    assert desk.held_back_count == 0
+    desk.submit([run_of(app.tasks["t"], 7)])
+    assert len(finished(desk, 1)) == 1, "and no place is lost"
     crew.close()
 
 

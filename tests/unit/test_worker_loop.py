@@ -206,3 +206,15 @@ def test_a_predecessor_is_not_waited_for_when_the_witness_is_revoked_meanwhile()
     desk.turn(20)
     assert desk.group.log[:2] == ["refused", "fenced dead"]
     assert desk.group.positions[0] == left_by("another", 9)
+
+
+def test_after_a_failure_nothing_that_was_claimed_starts() -> None:
+    desk = Desk(concurrency=4)
+    desk.assign(0)
+    desk.dispatch(0, 0, 4)
+    desk.turn(2)
+    assert len(desk.crew.waiting) == 4
+    assert desk.crew.gate_ms > desk.clock.now_ms
+    desk.worker.shut()
+    assert desk.crew.waiting == []
+    assert desk.crew.gate_ms == 0

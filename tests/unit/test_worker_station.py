@@ -19,7 +19,7 @@ class Loop:
     def __init__(self, queue: str, fails: Exception | None = None) -> None:
         self.queue = queue
         self.fails = fails
-        self.stopped = self.closed = False
+        self.stopped = self.closed = self.is_shut = False
         self.turned = threading.Event()
         self.thread: threading.Thread | None = None
         self.grace_ms: int | None = None
@@ -35,6 +35,9 @@ class Loop:
         if self.fails is not None:
             raise self.fails
         self.stopped = self.grace_ms is not None
+
+    def shut(self) -> None:
+        self.is_shut = True
 
     def close(self) -> None:
         self.closed = True
@@ -75,3 +78,4 @@ def test_where_one_fails_the_others_drain_and_its_error_comes_out(failing: int) 
     assert raised.value is error
     others = [loop for loop in loops if loop.fails is None]
     assert [(loop.grace_ms, loop.closed) for loop in others] == [(7, True)] * 2
+    assert [loop.is_shut for loop in loops] == [loop.fails is not None for loop in loops]

@@ -17,8 +17,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from duewheel.core.model import Dispatch
 from duewheel.ports import Clock
 from duewheel.worker.app import LOOP, PROCESS, THREAD, Task
 from duewheel.worker.executors.coroutines import Coroutines
@@ -28,6 +29,12 @@ from duewheel.worker.executors.processes import Processes
 from duewheel.worker.executors.shares import Shares
 from duewheel.worker.executors.threads import Handlers, Seats, Threads
 from duewheel.worker.runs import Run
+from duewheel.worker.verdicts import Verdict
+
+# What waits for its task's own limit takes no place in its queue's window, so that the tasks behind it get their turn (`held_back_count`):
+# so much of each task, enough to look past a burst of it. What is beyond fills the window as all else does, since whatever is claimed is
+# kept from other workers, and counts a crash if this one dies.
+HELD_BACK_PER_HANDLER: Final = 2
 
 
 class Executor(Protocol):
@@ -49,12 +56,16 @@ class Desk:
     Attributes:
         queue: which one.
         gate_ms: nothing starts at or after this time, on the steady clock.
+        unwanted: what becomes of a dispatch that must not start now; None where it may. Asked of those with terms, right before they would,
+            on any thread.
     """
 
-    def __init__(self, queue: str, clock: Clock) -> None:
+    def __init__(self, queue: str, clock: Clock, held_back_max: int = 0) -> None:
         self.queue = queue
         self.clock = clock
         self.gate_ms = 0
+        self.unwanted: Callable[[Dispatch], Verdict | None] = lambda dispatch: None
+        self._held_back_max = held_back_max
         self._done: deque[Run] = deque()
         self._arrived = threading.Event()
         self._executors: dict[str, tuple[Executor, Line]] = {}
@@ -97,10 +108,11 @@ class Desk:
 
     @property
     def held_back_count(self) -> int:
-        """How many runs were submitted and wait for nothing but their task's own limit."""
+        """How many runs were submitted and wait for nothing but their task's own limit; of each task at most `held_back_max`."""
         if not self._limits:
             return 0
-        return sum(limit.held_back(self._executors[task.executor][1]) for task, limit in list(self._limits.items()))
+        held_back = [limit.held_back(self._executors[task.executor][1]) for task, limit in list(self._limits.items())]
+        return sum(min(count, self._held_back_max) for count in held_back)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until something is finished, or the time is over."""
@@ -152,6 +164,16 @@ class Desk:
 
     # --- for executors ---
 
+    def admits(self, run: Run) -> bool:
+        """Whether a run may start now. If not, it is finished, as `unwanted` says."""
+        verdict = self.unwanted(run.dispatch)
+        if verdict is None:
+            return True
+        run.settle(verdict)
+        run.finished_ms = self.clock.wall_ms()
+        self.finished(run)
+        return False
+
     def finished(self, run: Run) -> None:
         """Called by whoever ran it, in its thread."""
         if run.task.concurrency:
@@ -175,7 +197,7 @@ class Crew:
     """
 
     def __init__(self, concurrency: int, clock: Clock, app_path: str | None, shares: Shares) -> None:
-        self._desks = {queue: Desk(queue, clock) for queue in shares.queues}
+        self._desks = {queue: Desk(queue, clock, HELD_BACK_PER_HANDLER * concurrency) for queue in shares.queues}
         desks = list(self._desks.values())
 
         def lines() -> list[Line]:

@@ -42,7 +42,7 @@ from duewheel.ports import (
 )
 from duewheel.worker.app import App
 from duewheel.worker.crew import Desk
-from duewheel.worker.doorstep import CANCELLED, Doorstep, LastLives
+from duewheel.worker.doorstep import Doorstep, LastLives
 from duewheel.worker.holding import NOWHERE, Holding, Standing
 from duewheel.worker.reports import Batch, Reports
 from duewheel.worker.runs import Run
@@ -139,8 +139,8 @@ class Worker:
         self._output = output
         self._returns = returns
         self._desk = desk
+        desk.unwanted = self._doorstep.unwanted
         self._stops = stops
-        self._stops_seen = 0
         self._lives = lives
         self._watch = Watch(desk, stops, clock, self)
         self._aside = aside
@@ -211,6 +211,11 @@ class Worker:
                 holding.paused = True
                 self._reader.pause(holding.partition)
         log.info("worker.draining", running=self._in_flight, grace_ms=grace_ms)
+
+    def shut(self) -> None:
+        """Lets nothing more start, where `turn` has raised and others of the process go on: nobody would record how it ended."""
+        self._desk.gate_ms = 0
+        self._desk.withdraw(lambda run: True)
 
     def close(self) -> None:
         """Leaves the group and lets go of everything. What still runs is left behind."""
@@ -547,22 +552,31 @@ class Worker:
 
     def _pick_out(self, unwanted: Callable[[Run], bool]) -> list[Run]:
         """Takes back what was claimed and never started."""
-        runs = [run for run in self._starts if unwanted(run)] + self._desk.withdraw(unwanted)
-        self._starts = [run for run in self._starts if not unwanted(run)]
+        picked, self._starts = _parted(self._starts, unwanted)
+        picked += self._desk.withdraw(unwanted)
         if self._doubt is not None:
             # Started only when the doubt is settled; whether the claim was committed or not, it can be taken back.
-            runs += [run for run in self._doubt.starts if unwanted(run)]
-            self._doubt = self._doubt._replace(starts=[run for run in self._doubt.starts if not unwanted(run)])
-        return runs
+            of_doubt, starts = _parted(self._doubt.starts, unwanted)
+            self._doubt = self._doubt._replace(starts=starts)
+            picked += of_doubt
+        return picked
 
     def _stop_what_waits(self) -> None:
-        """What was cancelled and has not started never does. What runs is asked to stop by the watch."""
+        """What was cancelled, or is too late, and has not started never does. What runs is asked to stop by the watch."""
         self._stops.poll()
-        if self._stops.count != self._stops_seen:
-            self._stops_seen = self._stops.count
-            for run in self._pick_out(lambda run: self._stops.names(run.dispatch)):
-                self._finish(run)
-                self._reports.unrun(run.dispatch, run.key, CANCELLED)
+        if not self._doorstep.is_time():
+            return
+        verdicts: dict[Run, Verdict] = {}
+
+        def is_over(run: Run) -> bool:
+            verdict = self._doorstep.waiting(run.dispatch)
+            if verdict is not None:
+                verdicts[run] = verdict
+            return verdict is not None
+
+        for run in self._pick_out(is_over):
+            self._finish(run)
+            self._reports.unrun(run.dispatch, run.key, verdicts[run])
 
     def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
         """Takes back claims of what never started. What cannot be taken back, because later ones were started, is interrupted."""
@@ -665,6 +679,14 @@ class Worker:
                     raise BrokerUnavailable(f"{error}; gave up after {self._broker_timeout_ms / 1000:.0f} s") from error
         if self._probe is None and self._clock.steady_ms() - self._contact_ms > _PROBE_MS:
             self._probe = self._aside(lambda: self._cluster.partition_count(self._topic))
+
+
+def _parted(runs: Sequence[Run], unwanted: Callable[[Run], bool]) -> tuple[list[Run], list[Run]]:
+    """Those that are unwanted, and the others. Each is asked about once, since the answer may change at any moment."""
+    parts: tuple[list[Run], list[Run]] = [], []
+    for run in runs:
+        parts[not unwanted(run)].append(run)
+    return parts
 
 
 def _position(offset: Offset) -> GroupPosition:

@@ -4,8 +4,9 @@ One queue is served by one loop, on the thread that calls `run`. Several are ser
 waits for its brokers at every commit, and one queue must not wait for another's. They share the crew that runs handlers (`crew`), the
 cancels that they have heard of (`stops`), and the place for last lives (`doorstep`); each is a member of its own queue's group.
 
-They end together. A signal has all of them drain at the same time, each within the grace period. Where one fails, the others drain as after
-a signal, and its error ends the process: whoever restarts it gets all queues served again, rather than a worker that lives on in part.
+They end together. A signal has all of them drain at the same time, each within the grace period. Where one fails, what it had not started
+never does, the others drain as after a signal, and its error ends the process: whoever restarts it gets all queues served again, rather
+than a worker that lives on in part.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Station:
                 _serve(worker, lambda: bool(failures) or is_stopping(), grace_ms)
             except BaseException as error:  # whatever it is, it ends the process, from the thread that waits for this one
                 failures.append(error)
+                worker.shut()  # its runs still stand in line for the handlers that all share
                 log.error("worker.queue_failed", error=str(error))
 
         threads = [threading.Thread(target=serve, args=(each,), name=f"duewheel-{each.queue}", daemon=True) for each in self.workers]

@@ -9,6 +9,9 @@ fresh.
 A task with a limit of its own keeps its waiting runs elsewhere (`limits`), in order, and only a `Turn` stands in line for each. A thread
 that takes one gets the oldest of the task's runs if it may run now, or else goes on to the next in line. So what waits for its task's
 limit occupies no thread, and tasks without a limit know nothing of this.
+
+What waited too long to be started at all (`doorstep`) is not given to a thread either: the desk turns it away right here, at the last
+moment before its start.
 """
 
 from __future__ import annotations
@@ -75,9 +78,10 @@ class Line:
                 except IndexError:
                     return None  # another thread was faster
                 run = first if isinstance(first, Run) else first.limit.claim(self)
-                if run is not None:
-                    run.started_steady_ms = now_ms
-                    return run
+                if run is None or (run.dispatch["terms"] is not None and not desk.admits(run)):
+                    continue
+                run.started_steady_ms = now_ms
+                return run
             return None
 
         return take
