@@ -210,6 +210,29 @@ def test_a_total_timeout_ends_what_fails_and_what_runs(site: AttemptSite) -> Non
     }
 
 
+def test_jobs_that_wait_behind_others_for_too_long_expire(site: AttemptSite) -> None:
+    site.worker("worker", concurrency=2)
+    site.await_ready()
+    quick = names("quick", 50)
+    with site.client() as client:
+        # After a burst a worker claims more than it has threads for: what is late waits there, and not only in the log.
+        client.schedule_many(Job("noop", job_id=job_id) for job_id in quick)
+        site.await_that(lambda: len(site.executions()) == 50, "the burst has run")
+        busy = [client.schedule(task, "worker", job_id=f"busy-{task}") for task in ("held", "held_alone")]
+        site.await_that(lambda: len(site.executions()) == 52, "the worker is busy")
+        expires_ms = now_ms() + 1_000
+        late = [client.schedule(task, "worker", job_id=f"late-{task}", expires_at=expires_ms) for task in ("held", "held_alone")]
+        in_time = client.schedule("noop", job_id="in-time", expires_at=now_ms() + 600_000)
+        with pytest.raises(TimeoutError):
+            in_time.wait(1.2)
+        site.allow("go")
+        assert [handle.wait(END_S).phase for handle in busy] == ["SUCCEEDED"] * 2
+        assert [handle.wait(END_S).phase for handle in late] == ["EXPIRED"] * 2
+        assert in_time.wait(END_S).phase == "SUCCEEDED"
+    assert Counter(e.job_id for e in site.executions()) == dict.fromkeys([*quick, "busy-held", "busy-held_alone", "in-time"], 1)
+    assert site.desk.dead_runs() == []
+
+
 def test_handlers_decide_what_becomes_of_their_attempt(site: AttemptSite) -> None:
     site.worker("worker")
     site.await_ready()
