@@ -73,9 +73,9 @@ def _again(target: str, seed: int, index: int) -> int:
     value = Maker(TARGETS[target]).make(seed, index)
     click.echo(f"{target}, seed {seed}, input {index}: {len(value):,} bytes: {to_text(value)[:_HEX_SHOWN_MAX]}")
     with Hunter() as hunter:
-        problem = hunter.first_problem(target, [value])
-    click.echo("nothing wrong" if problem is None else f"{problem[0]}\n{problem[1]}")
-    return 0 if problem is None else 1
+        problems = hunter.problems(target, [value])
+    click.echo("\n".join(f"{sign}\n{detail}" for sign, detail in problems) or "nothing wrong")
+    return 1 if problems else 0
 
 
 def _conclude(report: Report, seed: int, took_s: float) -> None:

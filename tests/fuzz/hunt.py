@@ -126,15 +126,20 @@ class Hunter:
             yield answer
         raise self._died()
 
-    def first_problem(self, target: str, inputs: Sequence[bytes]) -> tuple[str, str] | None:
-        """The sign and the detail of the first thing that goes wrong with these inputs; None where nothing does."""
+    def problems(self, target: str, inputs: Sequence[bytes]) -> list[tuple[str, str]]:
+        """The sign and the detail of everything that goes wrong with these inputs, in that order."""
+        found: list[tuple[str, str]] = []
         try:
             for answer in self.ask({"try": target, "inputs": [each.hex() for each in inputs]}):
-                self.end()  # the rest of its answers is not wanted
-                return answer["found"]["sign"], answer["found"]["detail"]
+                found.append((answer["found"]["sign"], answer["found"]["detail"]))  # noqa: PERF401 (it may end with an error)
         except Died as death:
-            return death.sign, death.detail
-        return None
+            found.append((death.sign, death.detail))
+        return found
+
+    @property
+    def lives(self) -> bool:
+        """Whether there is a victim."""
+        return self._process is not None
 
     def end(self) -> None:
         process, self._process = self._process, None
@@ -277,11 +282,9 @@ class _Tries:
         if self._left <= 0 or self._deaths_left <= 0:
             return False
         self._left -= 1
-        problem = self._hunter.first_problem(self._find.target, inputs)
-        if problem is None:
-            return False
-        self._deaths_left -= 1  # whoever tells of a problem is ended
-        return problem[0] == self._find.sign
+        signs = [sign for sign, _ in self._hunter.problems(self._find.target, inputs)]
+        self._deaths_left -= not self._hunter.lives
+        return self._find.sign in signs
 
 
 def shrunk(whole: S, fails: Callable[[S], bool]) -> S:

@@ -23,5 +23,5 @@ def hunter() -> Iterator[Hunter]:
 def test_a_find_is_mended(hunter: Hunter, target: str, find: Find) -> None:
     assert target in TARGETS, f"{find.path} belongs to no target: move it to the folder of one, or remove it"
     assert find.inputs, f"{find.path} has no input"
-    problem = hunter.first_problem(target, find.inputs)
-    assert problem is None, f"{problem[0]}\n{problem[1]}"
+    problems = hunter.problems(target, find.inputs)
+    assert not problems, "\n".join(f"{sign}\n{detail}" for sign, detail in problems)

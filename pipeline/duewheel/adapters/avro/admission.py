@@ -50,14 +50,21 @@ def admit(text: str) -> Schema:
     except RecursionError:
         raise Inadmissible("it is nested too deeply") from None
     except Exception as error:  # whatever fastavro and json make of a text that is no schema
-        said = str(error)[:200].encode(errors="backslashreplace").decode()  # it may quote what no dead letter can hold
-        raise Inadmissible(f"it is no Avro schema: {type(error).__name__}: {said}") from error
+        raise _no_schema(error) from error
     kinds = {f"{NAMESPACE}.{kind}": kind for kind in CURRENT}
     name = canonical.get("name") if isinstance(canonical, dict) else None
     if canonical.__class__ is not dict or canonical.get("type") != "record" or name not in kinds:
         raise Inadmissible(f"it is not of a record that Duewheel reads: {', '.join(sorted(kinds))}")
     _Measure().of(canonical, 0)
-    return make(canonical)
+    try:
+        return make(canonical)
+    except Exception as error:  # looking at it once more, fastavro sees more: an enum's symbol with a blank in it, for one
+        raise _no_schema(error) from error
+
+
+def _no_schema(error: Exception) -> Inadmissible:
+    said = str(error)[:200].encode(errors="backslashreplace").decode()  # it may quote what no dead letter can hold
+    return Inadmissible(f"it is no Avro schema: {type(error).__name__}: {said}")
 
 
 def _check_depth(parsed: Any) -> None:
