@@ -97,6 +97,18 @@ def test_of_what_goes_on_while_nothing_can_be_said_only_the_newest_word_is_kept(
     assert [result for _, result in desk.said()] == ["STARTED", "HEARTBEAT"]
 
 
+def test_words_that_come_in_a_doubt_are_said_with_those_that_were_in_it() -> None:
+    desk = desk_with_a_run()
+    desk.output.endings, desk.aside.holding = ["unknown, aborted"], True
+    pass_ms(desk, HEARTBEAT_MS + 100)
+    desk.crew.started += [later := Run(desk.crew.started[0].holding, 9, b"k", desk.crew.started[0].dispatch, desk.crew.started[0].task, 1)]
+    later.started_ms = later.started_steady_ms = desk.clock.now_ms
+    pass_ms(desk, HEARTBEAT_MS + 100)
+    desk.aside.answer()
+    desk.turn(3)
+    assert leases(desk) == [("STARTED", LEASE_MS)] * 2
+
+
 def test_what_ends_before_its_word_was_said_says_only_how() -> None:
     desk = desk_with_a_run(2)
     desk.crew.finish(1)
@@ -264,6 +276,7 @@ def test_what_is_too_late_at_the_moment_of_its_start_does_not_start(limits: dict
     outcome = only(desk)
     assert (outcome["result"], outcome["started_ms"]) == (result, 0)
     assert ("" if outcome["error"] is None else outcome["error"]["type"]) == error
+    assert desk.worker._window._duration_ms == 0, "and says nothing of how long handlers take"
     assert desk.group.positions[0] == GroupPosition(1, encode(Claim("me", 1), 1))
 
 
