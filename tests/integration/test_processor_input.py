@@ -36,7 +36,7 @@ def bad_records(victim: str) -> dict[str, tuple[Raw, Reason]]:
         "trailing bytes": (good + b"\0", Reason.TRAILING_BYTES),
         "two commands": (good + good, Reason.TRAILING_BYTES),
         "padded integers": (header + bytes([body[0] | 0x80, 0]) + body[1:], Reason.NOT_CANONICAL),
-        "bomb of nested records": (header + b"\x02" * 900_000, Reason.MALFORMED),
+        "bomb of nested records": (header + b"\x02" * 900_000, Reason.TOO_LARGE),
         "bomb of counts": (header + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f" * 50_000, Reason.MALFORMED),
         "a record of another kind": (definition, Reason.UNEXPECTED_RECORD),
         "too large, and small when compressed": (good + bytes(5_000_000), Reason.TOO_LARGE),
