@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duewheel.cli import dead_change, dead_reading
-from duewheel.cli.dead_view import LIST_LIMIT_DEFAULT, PAYLOAD_CHARS_SHOWN_MAX
+from duewheel.cli.dead_view import LIST_LIMIT_DEFAULT
+from duewheel.cli.job_view import PAYLOAD_CHARS_SHOWN_MAX
 from duewheel.cli.main import cli
 from duewheel.core.errors import EnvironmentFailure
 from tests.dead import DIED_MS, ERROR, closed, died, refused

@@ -9,12 +9,11 @@ import base64
 import json
 import os
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import click
 from rich.console import Console
@@ -23,17 +22,15 @@ from rich.text import Text
 
 from duewheel.adapters.dead_letters import DeadLetters
 from duewheel.cli.history_lines import json_line, moment, printable, shortened, text_line
+from duewheel.cli.job_view import course_lines, field, payload_of, work_lines
 from duewheel.core.dead_runs import DeadRunSummary
 from duewheel.core.history import Entry
-from duewheel.core.model import DeadRun, Ending, Policy
+from duewheel.core.model import DeadRun
 from duewheel.core.step import Reason
 
 LIST_LIMIT_DEFAULT: Final = 200  # rows for people; JSON has all of them
 ERROR_CHARS_SHOWN_MAX: Final = 100
-PAYLOAD_CHARS_SHOWN_MAX: Final = 4_000
-PAYLOAD_HEX_SHOWN_MAX: Final = 64  # bytes of a payload that is no JSON
 
-_NAME_WIDTH: Final = 10
 _TABLE_WIDTH: Final = 240  # where nobody can say how wide it is
 _CHUNK_LINES: Final = 1_000
 _COUNTS_SHOWN_MAX: Final = 4
@@ -141,7 +138,7 @@ def whole_json(found: DeadRunSummary, run: DeadRun) -> str:
     """
     schedule, state = run["definition"]["schedule"], run["state"]
     work = schedule["work"]
-    decoded, payload = _payload(work["content_type"], work["payload"])
+    decoded, payload = payload_of(work["content_type"], work["payload"])
     return run_json(
         found,
         generation=run["definition"]["generation"],
@@ -168,83 +165,12 @@ def whole_lines(found: DeadRunSummary, run: DeadRun, others: Sequence[DeadRunSum
         others: other deaths of the same job.
     """
     schedule, state = run["definition"]["schedule"], run["state"]
-    work, limits = schedule["work"], schedule["limits"]
-    yield _field("job", click.style(printable(run["job_id"]), bold=True))
-    yield _field("run", f"token {run['token']}, generation {run['definition']['generation']}, due {moment(state['slot_ms'])}")
-    yield _field("task", printable(f"{work['task']} @{schedule['queue']}"))
-    yield _field("died", f"{moment(run['died_ms'])}, {printable(run['reason'])}, after {_attempts(found)}")
-    yield _field("now", "open" if found.how is None else f"{became(found)} at {moment(found.closed_ms or 0)}")
+    yield field("job", click.style(printable(run["job_id"]), bold=True))
+    yield field("run", f"token {run['token']}, generation {run['definition']['generation']}, due {moment(state['slot_ms'])}")
+    yield field("task", printable(f"{schedule['work']['task']} @{schedule['queue']}"))
+    yield field("died", f"{moment(run['died_ms'])}, {printable(run['reason'])}, after {_attempts(found)}")
+    yield field("now", "open" if found.how is None else f"{became(found)} at {moment(found.closed_ms or 0)}")
     for other in others:
-        yield _field("also died", f"{moment(other.died_ms)}, token {other.token}, {became(other)}")
-    if work["policy"] is not None:
-        yield _field("policy", printable(_policy(work["policy"])))
-    if limits is not None:
-        words = [f"expires {moment(limits['expires_ms'])}"] if limits["expires_ms"] else []
-        words += [f"total timeout {limits['total_timeout_ms']:,} ms"] if limits["total_timeout_ms"] else []
-        words += [f"at most {limits['crashes_max']} crashes"] if limits["crashes_max"] else []
-        yield _field("limits", ", ".join(words))
-    for name, value in work["headers"].items():
-        yield _field("header", printable(f"{name}={value}"))
-    yield _field("payload", printable(f"{work['content_type']}, {len(work['payload']):,} bytes"))
-    yield from _payload_lines(work["content_type"], work["payload"])
-    if state["trail"] is not None and state["trail"]["endings"]:
-        yield _field("attempts", "")
-        yield from (textwrap.indent(_ending(ending), "  ") for ending in state["trail"]["endings"])
-    if state["error"] is not None:
-        error = state["error"]
-        yield _field("error", click.style(printable(f"{error['type']}: {error['message']}"), fg="red"))
-        yield from (f"  {printable(line)}" for line in error["traceback"].splitlines())
-
-
-def _field(name: str, value: str) -> str:
-    return click.style(f"{name:<{_NAME_WIDTH}}", dim=True) + value
-
-
-def _ending(ending: Ending) -> str:
-    words = [f"{ending['attempt']:>3}", f"token {ending['token']}", moment(ending["ended_ms"]), ending["result"].lower()]
-    if ending["started_ms"]:
-        words.append(f"in {ending['ended_ms'] - ending['started_ms']:,} ms")
-    if ending["worker"]:
-        words.append(f"on {ending['worker']}")
-    if ending["type"]:
-        words.append(f"{ending['type']}: {ending['message']}")
-    return printable("  ".join(words))
-
-
-def _policy(policy: Policy) -> str:
-    words = [f"{policy['attempts_max']} attempts"] if policy["attempts_max"] else []
-    if policy["delays_ms"]:
-        delays = ", ".join(f"{delay:,}" for delay in policy["delays_ms"])
-        words.append(f"waits of {delays} ms, then times {policy['factor']:g}")
-    words += [f"at most {policy['delay_ms_max']:,} ms"] if policy["delay_ms_max"] else []
-    words += [f"jitter {policy['jitter']:g}"] if policy["jitter"] else []
-    words += [f"gives up on {name}" for name in policy["give_up_on"]]
-    words += [f"retries {name}" for name in policy["retry_on"]]
-    words += [f"run timeout {policy['run_timeout_ms']:,} ms"] if policy["run_timeout_ms"] else []
-    return ", ".join(words) or "its task's"
-
-
-def _payload_lines(content_type: str, payload: bytes) -> Iterator[str]:
-    decoded, value = _payload(content_type, payload)
-    if decoded:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        yield from (f"  {printable(line)}" for line in text[:PAYLOAD_CHARS_SHOWN_MAX].split("\n"))
-        if len(text) > PAYLOAD_CHARS_SHOWN_MAX:
-            yield f"  … {len(text) - PAYLOAD_CHARS_SHOWN_MAX:,} more characters; --json has all of it"
-    elif payload:
-        more = f" … {len(payload) - PAYLOAD_HEX_SHOWN_MAX:,} more bytes; --json has all of them, in base64"
-        yield f"  {payload[:PAYLOAD_HEX_SHOWN_MAX].hex(' ')}{more if len(payload) > PAYLOAD_HEX_SHOWN_MAX else ''}"
-
-
-def _payload(content_type: str, payload: bytes) -> tuple[bool, Any]:
-    """Whether the payload is JSON, and what it says."""
-    if content_type != "application/json":
-        return False, None
-    try:
-        return True, json.loads(payload, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return False, None
-
-
-def _no_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+        yield field("also died", f"{moment(other.died_ms)}, token {other.token}, {became(other)}")
+    yield from work_lines(schedule)
+    yield from course_lines(state)
