@@ -21,6 +21,8 @@ COMMANDS: Final = {
     "worker": "duewheel.cli.worker:worker",
     "tail": "duewheel.cli.tail:tail",
     "dead": "duewheel.cli.dead:dead",
+    "state": "duewheel.cli.state:state",
+    "verify": "duewheel.cli.verify:verify",
     "topics": "duewheel.cli.topics:topics",
     "bench": "duewheel.cli.bench:bench",
     "dev": "duewheel.cli.dev:dev",

@@ -43,7 +43,7 @@ MEMTABLES_BYTES: Final = 96 << 20
 MEMTABLE_BYTES: Final = 16 << 20
 WAL_BYTES_MAX: Final = 64 << 20
 _BLOOM_BITS: Final = 10  # 1 % of look-ups of unknown ids touch the disk
-_MARK: Final = b"mark"
+MARK: Final = b"mark"
 
 
 class Memory:
@@ -145,7 +145,7 @@ class RocksStore:
             else:
                 put(key, value, jobs)
         meta = {"format": FORMAT_VERSION, "identity": self._identity, **mark._asdict()}
-        put(_MARK, json.dumps(meta).encode(), self._meta_handle)
+        put(MARK, json.dumps(meta).encode(), self._meta_handle)
         return batch
 
     def timers(self, start: bytes, end: bytes, count_max: int) -> list[bytes]:
@@ -181,7 +181,7 @@ class RocksStore:
         self._jobs_handle, self._timers_handle, self._meta_handle = (self._db.get_column_family_handle(name) for name in families)
         self._get = self._jobs.get
         with self._damage("read"):
-            written = self._meta.get(_MARK)
+            written = self._meta.get(MARK)
         if written is None:
             return
         meta = json.loads(written)

@@ -1,0 +1,294 @@
+"""An audit finds each kind of difference where it is planted, and nothing in what is faithful."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duewheel.adapters.avro import codec
+from duewheel.cli.verify_view import difference_json, difference_line, remedy
+from duewheel.core.audit import Audit
+from duewheel.core.differences import SKEW_MS, Kind, Unjudged
+from duewheel.core.judgement import judge
+from duewheel.core.limits import DAY_MS
+from duewheel.core.store_audit import PROGRESS, STATE
+from tests.audit_world import HOUR_MS, START_MS, DictStore, Life, differences, fold, needs_timer, outcome, schedule, store_differences
+
+
+def lived() -> Life:
+    """A partition whose jobs have met every fate."""
+    life = Life()
+    for job_id in ("done", "dead", "redriven", "retried", "running", "discarded", "gone", "returned", "again"):
+        life.command(schedule(job_id, START_MS, retention_ms=DAY_MS if job_id != "gone" else 0))
+    for job_id in ("waits", "cancelled", "replaced"):
+        life.command(schedule(job_id, START_MS + 30 * DAY_MS))
+    life.command(schedule("replaced", START_MS + 31 * DAY_MS, on_conflict="REPLACE"))
+    life.command(schedule("expired", START_MS, limits={"expires_ms": START_MS, "total_timeout_ms": 0, "crashes_max": 0}))
+    life.change("cancel", "cancelled")
+    life.pass_time(1_000)
+    for job_id, result in (
+        ("done", "SUCCEEDED"),
+        ("gone", "SUCCEEDED"),
+        ("dead", "FAILED"),
+        ("redriven", "FAILED"),
+        ("discarded", "DISCARDED"),
+    ):
+        life.outcome(job_id, result)
+    life.outcome("retried", "RETRY", retry_after_ms=DAY_MS)
+    life.outcome("running", "STARTED", lease_ms=DAY_MS)
+    life.outcome("returned", "LOST")
+    life.change("redrive", "redriven")
+    life.pass_time(HOUR_MS)
+    life.forget("gone")
+    return life
+
+
+def record(life: Life, key: bytes, value: bytes | None, at_ms: int | None = None) -> None:
+    """Somebody writes into the state topic."""
+    life.logs.state.append((life.now_ms if at_ms is None else at_ms, key, value))
+
+
+def forge(life: Life, job_id: str, **fields: Any) -> None:
+    """Somebody writes a state that is not the owner's."""
+    state: Any = {**(life.state(job_id) or {}), **fields}
+    record(life, b"s" + job_id.encode(), codec.encode_state(state))
+
+
+def progress(life: Life, **fields: int) -> None:
+    known = {"token": life.last_token, "intake_offset": len(life.logs.intake), "outcomes_offset": len(life.logs.outcomes)}
+    told: Any = {**known, **fields}
+    record(life, PROGRESS, codec.encode_progress(told))
+
+
+def without(life: Life, name: str, chosen: Callable[[Any], bool]) -> None:
+    """What is chosen of a log was never written."""
+    log: list[Any] = getattr(life.logs, name)
+    kept = [entry for entry in log if not chosen(entry)]
+    assert len(kept) < len(log)
+    log[:] = kept
+
+
+def unanswered(life: Life, name: str, job_id: str) -> None:
+    """The outcome of a job never came: in its place lies one that says nothing."""
+    index = next(n for n, (_, told) in enumerate(life.logs.outcomes) if told["job_id"] == job_id)
+    life.logs.outcomes[index] = (life.now_ms, outcome(name, 0, "STARTED"))
+
+
+def unasked(life: Life, job_id: str) -> None:
+    """Nobody asked for a job: in the place of its Schedule lies another's cancel."""
+    index = next(n for n, (_, _, asked) in enumerate(life.logs.intake) if asked["job_id"] == job_id)
+    life.logs.intake[index] = (life.now_ms, "cancel", {"job_id": "nobody", "created_ms": 0})
+
+
+def lost(life: Life) -> None:
+    life.logs.intake.append((life.now_ms, "schedule", schedule("never")))
+    progress(life)
+
+
+def forgotten(life: Life) -> None:
+    record(life, b"ddone", None)
+    record(life, b"sdone", None)
+
+
+def dispatched(life: Life, like: str, **fields: Any) -> None:
+    row = next(row for row in reversed(life.logs.dispatches) if row.job_id == like)
+    life.logs.dispatches.append(row._replace(**fields))
+
+
+def heard_nothing(life: Life) -> None:
+    life.logs.outcomes.append((life.now_ms, outcome("running", life.token("running"), "SUCCEEDED")))
+    progress(life)
+
+
+def spoke_of_the_future(life: Life) -> None:
+    life.logs.outcomes.append((life.now_ms, outcome("running", 10_000, "SUCCEEDED")))
+    progress(life)
+
+
+def not_replaced(life: Life) -> None:
+    replaced = schedule("waits", START_MS + 40 * DAY_MS, on_conflict="REPLACE")
+    life.logs.intake.append((life.now_ms, "schedule", replaced))
+    progress(life)
+
+
+def invented(life: Life) -> None:
+    record(life, b"dstranger", codec.splice_definition(1, codec.encode_schedule(schedule("stranger", START_MS + DAY_MS))))
+
+
+def younger(life: Life) -> None:
+    value = life.values[b"dreplaced"]
+    assert codec.peek_definition(value).generation == 2
+    record(life, b"dreplaced", codec.splice_definition(1, codec.peek_definition(value).command))
+
+
+PLANTED: list[tuple[str, Callable[[Life], None], set[tuple[Kind, str | None]]]] = [
+    ("a definition is taken away", lambda life: record(life, b"dwaits", None), {(Kind.LOST, "waits")}),
+    ("a definition is taken away, its state is left", lambda life: record(life, b"drunning", None),
+     {(Kind.LOST, "running"), (Kind.ORPHAN, "running")}),
+    ("a job is never taken in", lost, {(Kind.LOST, "never")}),
+    ("a job is forgotten while it should be kept", forgotten, {(Kind.FORGOTTEN_EARLY, "done")}),
+    ("a definition is invented", invented, {(Kind.PHANTOM, "stranger")}),
+    ("nobody asked for a job", lambda life: unasked(life, "waits"), {(Kind.PHANTOM, "waits")}),
+    ("a dispatch is invented", lambda life: dispatched(life, "done", job_id="stranger"), {(Kind.PHANTOM, "stranger")}),
+    ("a job is not replaced", not_replaced, {(Kind.NOT_REPLACED, "waits")}),
+    ("a generation comes back", younger, {(Kind.WENT_BACK, "replaced")}),
+    ("a token falls", lambda life: forge(life, "returned", token=1), {(Kind.WENT_BACK, "returned"), (Kind.AHEAD, "returned"),
+                (Kind.UNKNOWN_TOKEN, "returned"),
+                                                                   (Kind.UNDISPATCHED, "returned")}),
+    ("a position falls", lambda life: progress(life, intake_offset=len(life.logs.intake) - 1), {(Kind.WENT_BACK, None)}),
+    ("a token of the partition falls", lambda life: progress(life, token=life.last_token - 1), {
+        (Kind.WENT_BACK, None), (Kind.UNKNOWN_TOKEN, "redriven")}),
+    ("a success is forged", lambda life: forge(life, "running", phase="SUCCEEDED"), {(Kind.UNFOUNDED, "running")}),
+    ("a success is forged, with a new token", lambda life: forge(life, "running", phase="SUCCEEDED", token=10_000),
+     {(Kind.UNKNOWN_TOKEN, "running")}),
+    ("a cancel is forged", lambda life: forge(life, "retried", phase="CANCELLED"), {(Kind.UNFOUNDED, "retried")}),
+    ("an expiry is forged", lambda life: forge(life, "retried", phase="EXPIRED"), {(Kind.UNFOUNDED, "retried")}),
+    ("a death is forged", lambda life: forge(life, "retried", phase="FAILED"), {(Kind.UNFOUNDED, "retried")}),
+    ("the outcome of a success is missing", lambda life: unanswered(life, "done", "done"), {(Kind.UNFOUNDED, "done")}),
+    ("the cancel of a job is missing", lambda life: without(life, "intake", lambda entry: entry[1] == "cancel"),
+     {(Kind.UNFOUNDED, "cancelled")}),
+    ("a run ends twice", lambda life: forge(life, "done", phase="DISCARDED"), {(Kind.ENDED_TWICE, "done"), (Kind.UNFOUNDED, "done")}),
+    ("a dead run goes on without being redriven", lambda life: forge(life, "dead", phase="RUNNING"),
+     {(Kind.ENDED_TWICE, "dead"), (Kind.UNHEARD, "dead"), (Kind.NOT_DEAD, "dead")}),
+    ("an outcome is not obeyed", heard_nothing, {(Kind.UNHEARD, "running")}),
+    ("an outcome has a token of nobody", spoke_of_the_future, {(Kind.UNKNOWN_TOKEN, "running")}),
+    ("a dispatch comes early", lambda life: dispatched(life, "returned", token=1, dispatched_ms=START_MS - 1), {(Kind.EARLY, "returned")}),
+    ("a token is dispatched twice", lambda life: dispatched(life, "done"), {(Kind.DISPATCHED_TWICE, "done")}),
+    ("a dispatch is ahead of its job", lambda life: dispatched(life, "done", token=life.last_token), {(Kind.AHEAD, "done")}),
+    ("a state is taken away", lambda life: record(life, b"sdone", None), {(Kind.AHEAD, "done")}),
+    ("a dispatch is missing", lambda life: without(life, "dispatches", lambda row: row.job_id == "running"),
+     {(Kind.UNDISPATCHED, "running")}),
+    ("a dead run is missing", lambda life: without(life, "dead", lambda row: row[1] == "dead"), {(Kind.NOT_BURIED, "dead")}),
+    ("a dead run is closed", lambda life: life.logs.dead.append(("closed", "dead", life.token("dead"), life.now_ms)),
+     {(Kind.STILL_DEAD, "dead")}),
+    ("a dead run is not closed", lambda life: without(life, "dead", lambda row: row[0] == "closed"), {(Kind.NOT_DEAD, "redriven")}),
+]  # fmt: skip
+
+
+def test_a_faithful_partition_has_no_difference() -> None:
+    life = lived()
+    assert differences(life.logs, life.now_ms) == []
+    found, comparison = store_differences(life.logs, DictStore(life))
+    assert (found, comparison.beyond) == ([], 0)
+    phases = {life.state(key[1:].decode())["phase"] for key in life.values if key[:1] == STATE}  # type: ignore[index]
+    assert phases == {"SUCCEEDED", "FAILED", "DISPATCHED", "RUNNING", "WAITING", "CANCELLED", "DISCARDED", "EXPIRED"}
+
+
+@pytest.mark.parametrize("plant, expected", [pytest.param(plant, expected, id=name) for name, plant, expected in PLANTED])
+def test_what_is_planted_is_found_and_nothing_else(plant: Callable[[Life], None], expected: set[tuple[Kind, str | None]]) -> None:
+    life = lived()
+    plant(life)
+    found = differences(life.logs, life.now_ms)
+    assert {(difference.kind, difference.job_id) for difference in found} == expected
+    for difference in found:
+        assert "{" not in difference_line(difference)  # every fact that its words name is there
+        assert difference.kind in difference_json(difference)
+        assert remedy(difference)
+
+
+def test_each_kind_is_planted_somewhere() -> None:
+    planted = {kind for _, _, expected in PLANTED for kind, _ in expected}
+    of_reading = {Kind.UNREADABLE, Kind.MISPLACED, Kind.UNANSWERED, Kind.LOG_SHORTER}  # planted on a real broker
+    assert {kind for kind in Kind if not kind.startswith("store")} == planted | of_reading
+
+
+# --- what is not kept any more ---
+
+
+@pytest.mark.parametrize(
+    "name, job_id, log, why",
+    [
+        ("a definition is taken away", "waits", "outcomes", Unjudged.OUTCOMES),
+        ("a definition is taken away", "waits", "dead letters", Unjudged.DEAD_LETTERS),
+        ("nobody asked for a job", "waits", "intake", Unjudged.INTAKE),
+        ("the outcome of a success is missing", "done", "outcomes", Unjudged.OUTCOMES),
+        ("the cancel of a job is missing", "cancelled", "intake", Unjudged.INTAKE),
+        ("a dispatch is missing", "running", "dispatch default", Unjudged.DISPATCHES),
+        ("a dead run is missing", "dead", "dead letters", Unjudged.DEAD_LETTERS),
+    ],
+)
+def test_what_a_log_cannot_tell_any_more_is_counted_and_not_guessed(name: str, job_id: str, log: str, why: Unjudged) -> None:
+    life = lived()
+    next(plant for other, plant, _ in PLANTED if other == name)(life)
+    life.logs.since_ms[log] = life.now_ms
+    audit = Audit(0)
+    fold(life.logs, audit)
+    assert job_id not in {difference.job_id for difference in [*audit.drained(), *judge(audit, life.now_ms)]}
+    assert audit.unjudged[why] >= 1
+
+
+def test_a_log_that_reaches_back_just_far_enough_is_believed() -> None:
+    life = lived()
+    forge(life, "running", phase="SUCCEEDED", changed_ms=life.now_ms)
+    for margin_ms, expected in ((SKEW_MS, ["unfounded"]), (SKEW_MS - 1, [])):
+        life.logs.since_ms["outcomes"] = life.now_ms - margin_ms
+        assert [d.kind for d in differences(life.logs, life.now_ms) if d.job_id == "running"] == expected
+
+
+def test_a_flood_of_different_commands_for_one_job_is_held_in_part() -> None:
+    life = Life()
+    for n in range(60):
+        life.command(schedule("a", START_MS + DAY_MS, created_ms=n))
+    assert differences(life.logs, life.now_ms) == []
+    life.logs.intake[0] = (life.now_ms, "cancel", {"job_id": "nobody", "created_ms": 0})
+    assert differences(life.logs, life.now_ms) == []  # its definition may be among those that were not held
+
+
+# --- stores ---
+
+
+def of_store(life: Life, damage: Callable[[DictStore], object], mark: int | None = None) -> set[tuple[Kind, str | None]]:
+    store = DictStore(life)
+    damage(store)
+    found, _ = store_differences(life.logs, store, mark)
+    for difference in found:
+        assert "{" not in difference_line(difference)
+    return {(difference.kind, difference.job_id) for difference in found}
+
+
+def test_each_damage_to_a_store_is_found() -> None:
+    life = lived()
+    assert of_store(life, lambda store: store.values.update({b"sdone": store.values[b"sdead"]})) == {(Kind.STORE_VALUE, "done")}
+    assert of_store(life, lambda store: store.values.update({b"sdone": b"junk"})) == {(Kind.STORE_VALUE, "done")}
+    assert of_store(life, lambda store: store.values.update({b"ddone": store.values[b"ddead"]})) == {(Kind.STORE_VALUE, "done")}
+    assert of_store(life, lambda store: store.values.update({PROGRESS: b"junk"})) == {(Kind.STORE_VALUE, None)}
+    assert of_store(life, lambda store: store.values.pop(b"sdone")) == {(Kind.STORE_MISSING, "done"), (Kind.STORE_TIMER, "done")}
+    assert of_store(life, lambda store: store.values.pop(b"ddone")) == {(Kind.STORE_MISSING, "done")}
+    assert of_store(life, lambda store: store.values.pop(PROGRESS)) == {(Kind.STORE_MISSING, None)}
+    assert of_store(life, lambda store: store.values.update({b"sx": b"1"})) == {(Kind.STORE_EXTRA, "x")}
+    for job_id in ("waits", "retried", "replaced", "running"):
+        assert of_store(life, lambda store, job_id=job_id: store.keys.remove(needs_timer(life, job_id))) == {  # type: ignore[misc]
+            (Kind.STORE_TIMER, job_id)
+        }
+
+
+def test_a_lease_that_was_put_off_has_a_later_timer() -> None:
+    life = lived()
+    due = needs_timer(life, "running")
+
+    def put_off(store: DictStore) -> None:
+        store.keys.remove(due)
+        store.keys.add((int.from_bytes(due[:8]) + 250).to_bytes(8) + b"running")
+
+    assert of_store(life, put_off) == set()
+
+
+def test_beyond_its_mark_a_store_may_hold_any_value_since_then_and_no_other() -> None:
+    life = lived()
+    mark = len(life.logs.state)
+    at_mark = DictStore(life)
+    life.outcome("running", "HEARTBEAT", lease_ms=DAY_MS)
+    between, beat = life.values[b"srunning"], needs_timer(life, "running")
+    life.outcome("running", "SUCCEEDED")
+    life.command(schedule("new", START_MS + 50 * DAY_MS))
+    found, comparison = store_differences(life.logs, at_mark, mark)
+    assert (found, comparison.beyond) == ([], 3)  # the run, the new definition and the progress; and nothing else
+    at_mark.values[b"srunning"] = between
+    at_mark.keys.add(beat)
+    assert store_differences(life.logs, at_mark, mark)[0] == []
+    at_mark.values[b"srunning"] = life.values[b"sdone"]
+    assert [d.kind for d in store_differences(life.logs, at_mark, mark)[0]] == [Kind.STORE_VALUE]
+    damaged = of_store(life, lambda store: store.values.update({b"srunning": between}))
+    assert damaged == {(Kind.STORE_VALUE, "running"), (Kind.STORE_TIMER, "running")}  # it has come all the way, and may not
