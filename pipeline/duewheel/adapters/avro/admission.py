@@ -26,6 +26,8 @@ _VALUES_PER_BYTE_MAX: Final = 16
 _DEPTH_MAX: Final = 20
 # Of the JSON around it, where each level of schema takes up to three.
 _JSON_DEPTH_MAX: Final = 3 * _DEPTH_MAX
+# With these in a schema fastavro believes that it has checked it before.
+_TRUSTED: Final = ("__fastavro_parsed__", "__named_schemas")
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -40,31 +42,30 @@ def admit(text: str) -> Schema:
         Inadmissible: it is of no use here, or could exhaust the decoder.
     """
     try:
-        schema = json.loads(text)
-        _check_depth(schema)
-        form = to_parsing_canonical_form(schema)
-        form.encode()  # JSON can name half a character (\ud800), which no fingerprint can be made of
-        canonical = json.loads(form)
+        return _admitted(json.loads(text))
     except Inadmissible:
         raise
     except RecursionError:
         raise Inadmissible("it is nested too deeply") from None
     except Exception as error:  # whatever fastavro and json make of a text that is no schema
-        raise _no_schema(error) from error
+        said = str(error)[:200].encode(errors="backslashreplace").decode()  # it may quote what no dead letter can hold
+        raise Inadmissible(f"it is no Avro schema: {type(error).__name__}: {said}") from error
+
+
+def _admitted(schema: Any) -> Schema:
+    _check_depth(schema)
+    if isinstance(schema, dict):
+        for mark in _TRUSTED:
+            schema.pop(mark, None)
+    form = to_parsing_canonical_form(schema)
+    form.encode()  # JSON can name half a character (\ud800), which no fingerprint can be made of
+    canonical = json.loads(form)
     kinds = {f"{NAMESPACE}.{kind}": kind for kind in CURRENT}
     name = canonical.get("name") if isinstance(canonical, dict) else None
     if canonical.__class__ is not dict or canonical.get("type") != "record" or name not in kinds:
         raise Inadmissible(f"it is not of a record that Duewheel reads: {', '.join(sorted(kinds))}")
     _Measure().of(canonical, 0)
-    try:
-        return make(canonical)
-    except Exception as error:  # looking at it once more, fastavro sees more: an enum's symbol with a blank in it, for one
-        raise _no_schema(error) from error
-
-
-def _no_schema(error: Exception) -> Inadmissible:
-    said = str(error)[:200].encode(errors="backslashreplace").decode()  # it may quote what no dead letter can hold
-    return Inadmissible(f"it is no Avro schema: {type(error).__name__}: {said}")
+    return make(canonical)
 
 
 def _check_depth(parsed: Any) -> None:
