@@ -380,6 +380,14 @@ def obedient(command: str, job_id: str, token: int) -> list[Written]:
     return [closed(job_id, token, "REDRIVEN" if command == "redrive" else "DROPPED")]
 
 
+def test_what_may_not_start_any_more_is_not_redriven_and_said_so(topic: Topic) -> None:
+    limits = {"expires_ms": DIED_MS + 1, "total_timeout_ms": 0, "crashes_max": 0}
+    topic.write(died("late", 7, limits=limits), died("open", 8))
+    result = run("redrive", "--everything", "--yes")
+    assert "late: no attempt may start after 2026-03-01T12:00:00.008Z; schedule it anew, or drop it" in result.stderr
+    assert topic.sent == [("redrive", "open", 8)]
+
+
 def test_the_same_command_twice_redrives_once(topic: Topic) -> None:
     topic.write(died("a", 7), died("b", 8))
     topic.obeys = obedient

@@ -13,6 +13,7 @@ import click
 
 from duewheel.adapters.dead_letters import DeadLetters
 from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.adapters.system import SystemClock
 from duewheel.cli.dead_reading import dead_letters, progress, read
 from duewheel.cli.dead_view import became, counts_line, print_lines, print_runs
 from duewheel.cli.history_lines import moment, printable
@@ -64,6 +65,7 @@ class Change:
             read(letters)
             chosen = letters.runs.runs()
             self._tell_unknown(chosen)
+            chosen = self._leave_out_late(chosen)
             if not chosen:
                 click.echo(f"nothing to {self._verb}", err=True)
                 return
@@ -93,6 +95,20 @@ class Change:
         if unknown:
             shown = ", ".join(unknown[:_SENT_SHOWN_MAX]) + (", …" if len(unknown) > _SENT_SHOWN_MAX else "")
             click.echo(printable(f"no dead run of {shown} is open (any more)"), err=True)
+
+    def _leave_out_late(self, chosen: list[DeadRunSummary]) -> list[DeadRunSummary]:
+        """Without those whose redrive would be refused, and says so."""
+        if self._aim is not Closing.REDRIVEN:
+            return chosen
+        now_ms = SystemClock().wall_ms()
+        late = [run for run in chosen if run.is_too_late(now_ms)]
+        for run in late[:_SENT_SHOWN_MAX]:
+            click.echo(
+                printable(f"{run.job_id}: no attempt may start after {moment(run.expires_ms)}; schedule it anew, or drop it"), err=True
+            )
+        if len(late) > _SENT_SHOWN_MAX:
+            click.echo(f"… and {len(late) - _SENT_SHOWN_MAX:,} more that may not start any more", err=True)
+        return [run for run in chosen if not run.is_too_late(now_ms)]
 
     def _send(self, runs: Sequence[DeadRunSummary]) -> None:
         from duewheel.wiring import producing_client

@@ -46,6 +46,7 @@ class DeadRunSummary:
         attempts: how many executions it had; `crashes` of them ended because their worker vanished.
         error, message: of its last attempt, the message cut; None where it died without an error of its own.
         payload_bytes: how large its payload is.
+        expires_ms: from when on no attempt of it may start; 0: never.
         how, closed_ms: what became of it, and when; None while it is open.
     """
 
@@ -63,6 +64,7 @@ class DeadRunSummary:
     error: str | None
     message: str | None
     payload_bytes: int
+    expires_ms: int = 0
     how: Closing | None = None
     closed_ms: int | None = None
 
@@ -70,11 +72,15 @@ class DeadRunSummary:
     def name(self) -> DeathName:
         return self.job_id, self.token
 
+    def is_too_late(self, now_ms: int) -> bool:
+        """Whether no attempt may start any more, so that a redrive would be refused."""
+        return 0 < self.expires_ms <= now_ms
+
 
 def summary(partition: int, offset: int, run: DeadRun) -> DeadRunSummary:
     """What is kept of `run`, whose record lies at this offset."""
     state, schedule = run["state"], run["definition"]["schedule"]
-    work, failure = schedule["work"], state["error"]
+    work, limits, failure = schedule["work"], schedule["limits"], state["error"]
     return DeadRunSummary(
         partition=partition,
         offset=offset,
@@ -90,6 +96,7 @@ def summary(partition: int, offset: int, run: DeadRun) -> DeadRunSummary:
         error=None if failure is None else intern(failure["type"]),
         message=None if failure is None else failure["message"][:SUMMARY_MESSAGE_CHARS_MAX],
         payload_bytes=len(work["payload"]),
+        expires_ms=0 if limits is None else limits["expires_ms"],
     )
 
 
