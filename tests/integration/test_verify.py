@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from duewheel.core.errors import BadConfiguration
 from duewheel.core.model import Dispatch
 from duewheel.core.wheel import timer_key
 from duewheel.engine.processor import Processor
-from tests.integration.desk import DAY_MS, PARTITIONS, TIMEOUT_S, Desk, Raw, home, job_ids, now_ms, raw_schedule
+from tests.integration.desk import DAY_MS, PARTITIONS, TIMEOUT_S, Desk, Raw, home, job_ids, now_ms, raw_outcome, raw_schedule
 
 HOUR_MS = 3_600_000
 
@@ -136,6 +138,41 @@ def test_what_comes_in_and_goes_out_meanwhile_is_no_difference(desk: Desk) -> No
             assert differences == []
     assert answered > 20
     assert sum(report["jobs"] for report in reports) > 20
+
+
+def test_an_owner_that_works_all_the_time_is_verified_on_the_way(desk: Desk) -> None:
+    """Transactions, store writes and compactions go on in another thread, without a pause."""
+    processor = desk.active()
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: keep_busy(desk, processor, over))
+    thread.start()
+    try:
+        told = [verified(desk) for _ in range(3)]
+    finally:
+        over.set()
+        thread.join()
+    assert [differences for differences, _ in told] == [[], [], []]
+    jobs = [sum(report["jobs"] for report in reports) for _, reports in told]
+    assert jobs == sorted(jobs)
+    assert jobs[0] < jobs[-1]
+    assert sum(report["stores"][0]["beyond"] for _, reports in told for report in reports) > 0
+
+
+def keep_busy(desk: Desk, processor: Processor, over: threading.Event) -> None:
+    """Jobs that are done, die, are retried, go on and get lost, and some that are forgotten at once."""
+    results = ("SUCCEEDED", "SUCCEEDED", "FAILED", "RETRY", "STARTED", "LOST")
+    answered = count = 0
+    deadline_s = time.monotonic() + 2 * TIMEOUT_S
+    while not over.is_set() and time.monotonic() < deadline_s:
+        due_ms = now_ms()
+        desk.publish([raw_schedule(f"job-{count + n}", due_ms + n % 7 * 40, retention_ms=DAY_MS if n % 3 == 0 else 0) for n in range(40)])
+        count += 40
+        for _ in range(6):
+            processor.turn()
+        fresh = desk.dispatches()[answered:]
+        answered += len(fresh)
+        fields = {"retry_after_ms": 100, "lease_ms": 3_000}
+        desk.publish([raw_outcome(d, results[n % len(results)], **fields) for n, d in enumerate(fresh)], desk.topology.outcomes)
 
 
 def stopped(desk: Desk) -> None:
