@@ -28,7 +28,7 @@ _BATCH_RECORDS_MAX: Final = 5_000
 _POLL_S: Final = 0.1
 _BACKOFF_S: Final = 0.5
 
-# A log that ends in a transaction's marker is known to end when a fetch comes back with nothing, which at librdkafka's default takes 500 ms.
+# A log that ends in a transaction's marker is known to end when a fetch comes back with nothing: after 500 ms, by librdkafka's default.
 _FETCH_WAIT_MS: Final = 20
 
 T = TypeVar("T")
