@@ -20,6 +20,7 @@ from duewheel.core.limits import LEASE_MARGIN_MS, LEASE_MS
 from duewheel.core.model import Outcome
 from duewheel.worker import watch
 from duewheel.worker.app import App, Context
+from duewheel.worker.crew import HELD_BACK_PER_HANDLER
 from tests.conftest import Installation
 from tests.integration.queue_desk import PARTITIONS, Child, Queue
 
@@ -299,16 +300,18 @@ def test_a_task_at_its_own_limit_does_not_starve_the_others(queue: Queue) -> Non
     @app.task
     def job() -> None: ...
 
-    queue.dispatch(names("limited", 300), "limited")
+    # One that runs, and as many as may wait behind it without taking others' place; with more of them, the log itself is in the way.
+    limited_count = 1 + 4 * HELD_BACK_PER_HANDLER
+    queue.dispatch(names("limited", limited_count), "limited")
     queue.dispatch(names("free", 40))
     worker = queue.worker(app, concurrency=4)
     queue.drive(worker, until=lambda: len(queue.read()) == 40)
     assert all(job_id.startswith("free") for job_id in queue.results())
     assert len(running) == 1
     go.set()
-    queue.drive(worker, until=lambda: len(queue.read()) == 340)
+    queue.drive(worker, until=lambda: len(queue.read()) == limited_count + 40)
     queue.leave(worker)
-    assert queue.results() == {job: ["SUCCEEDED"] for job in names("limited", 300) + names("free", 40)}
+    assert queue.results() == {job: ["SUCCEEDED"] for job in names("limited", limited_count) + names("free", 40)}
 
 
 def test_two_queues_share_a_worker_by_their_weights(queue: Queue) -> None:
