@@ -78,6 +78,7 @@ class Trial:
         self.calls = 0
         self.scheduled: dict[str, int] = {}
         self.acknowledged: set[str] = set()
+        self.created: set[tuple[str, int]] = set()
         self.asking = 0
         self.verdict: list[str] = []
         self.history: list[Event] = []
@@ -154,6 +155,9 @@ class Trial:
 
     def _schedule(self, job_id: str, on_conflict: Any = "ignore") -> None:
         random = self.random
+        while (job_id, self.world.now_ms) in self.created:  # two commands of one millisecond could not be told apart
+            self.producer.sleep(0.001)
+        self.created.add((job_id, self.world.now_ms))
         task, payload = self.tasks.behaviour(random)
         delay = random.choice((0.0, 0.0, random.random(), random.random() * 10, random.random() * 40))
         job = Job(task, payload, delay=delay, job_id=job_id, on_conflict=on_conflict)

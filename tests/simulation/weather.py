@@ -281,7 +281,8 @@ class Storm:
         # A processor's. A worker whose clock leaps says EXPIRED too early, and is believed.
         machine, lasts_us = self._processor(), self._random.randrange(1_000_000, 15_000_000)
         process, before_us = machine.process, machine.process.skew_us
-        process.skew_us = before_us + self._random.choice((5_000_000, 3_600_000_000, 10**12))
+        # Well beyond what a processor believes at once (core/timekeeper.py), wherever its clock stood.
+        process.skew_us = self._random.choice((5_000_000, 3_600_000_000, 10**12))
         self._tell("clock leap", machine.name, lasts_us)
 
         def back() -> None:

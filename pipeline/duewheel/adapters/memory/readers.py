@@ -247,7 +247,7 @@ class MemoryGroupReader(_Reading):
         if self._closed or not self.process.reachable:
             return
         busy = self._serving or bool(self._news)
-        if self._member == NOBODY:
+        if not self._member[0]:
             if not busy and not self._held:
                 logs = self._broker.topics.get(self._topic)
                 if logs is not None:
@@ -262,8 +262,12 @@ class MemoryGroupReader(_Reading):
             self._group.rejoin(self._member[0])
 
     def _reset(self) -> None:
-        """Is a member no longer. Until `lost` has been served in a poll, this end names itself nobody, and holds what it held."""
-        self._member = NOBODY
+        """Is a member no longer. Until `lost` has been served in a poll, it names no member, and holds what it held.
+
+        Its generation stays (measured with librdkafka 2.16, after SIGSTOP), so that the group refuses what it commits: one that names
+        neither member nor generation would be taken for somebody who is no member by choice.
+        """
+        self._member = ("", self._member[1])
         self._asks_again = False
         self._news.clear()
         if self._held:
@@ -279,7 +283,7 @@ class MemoryGroupReader(_Reading):
                 self._tell(*self._news.popleft())
         finally:
             self._serving = False
-        if self._asks_again or self._member == NOBODY:
+        if self._asks_again or not self._member[0]:
             self.process.world.soon("join", self._beat_once)
 
     def _tell(self, kind: str, partitions: Sequence[int]) -> None:
