@@ -16,6 +16,7 @@ from duewheel.cli.history_lines import moment, printable
 from duewheel.core.model import Ending, Policy, Schedule, State
 
 PAYLOAD_CHARS_SHOWN_MAX: Final = 4_000
+PAYLOAD_DEPTH_SHOWN_MAX: Final = 200
 PAYLOAD_HEX_SHOWN_MAX: Final = 64  # bytes of a payload that is no JSON
 
 _NAME_WIDTH: Final = 10
@@ -90,13 +91,25 @@ def _payload_lines(content_type: str, payload: bytes) -> Iterator[str]:
 
 
 def payload_of(content_type: str, payload: bytes) -> tuple[bool, Any]:
-    """Whether the payload is JSON, and what it says."""
+    """Whether the payload is JSON that can be shown as such, and what it says."""
     if content_type != "application/json":
         return False, None
     try:
-        return True, json.loads(payload, parse_constant=_no_json)
+        value = json.loads(payload, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return False, None
+    return (False, None) if _is_deep(value) else (True, value)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether it is nested so deeply that Python, which could read it, might not be able to write it."""
+    level = [value]
+    for _ in range(PAYLOAD_DEPTH_SHOWN_MAX):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
+        level = [part for parts in inner for part in parts]
+        if not level:
+            return False
+    return True
 
 
 def _no_json(constant: str) -> NoReturn:

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from duewheel.adapters.avro import codec
+from duewheel.adapters.avro.strict import encode
 from duewheel.adapters.history import Historian
 from duewheel.cli.dead_view import counts_line, runs_table, whole_json, whole_lines
 from duewheel.cli.history_lines import json_line, text_line
@@ -20,8 +21,9 @@ from duewheel.core.errors import UndecodableRecord
 from duewheel.core.history import Merge
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
 from duewheel.core.topology import Topology
-from tests.fuzz.samples import Breeder, encoded
+from tests.fuzz.samples import Breeder, drawn, encoded
 from tests.fuzz.target import Target, demand
+from tests.records import RECORDS
 
 _TOPOLOGY: Final = Topology()
 _TOPICS: Final = (
@@ -74,6 +76,19 @@ def _records() -> Sequence[bytes]:
             key = b"dj-1" if kind == "Definition" else b"sj-1"
             seeds += [bytes((topic,)) + key + value for value in encoded(kind)[:60]]
     return seeds
+
+
+@cache
+def _nested() -> Sequence[bytes]:
+    """Payloads that are nested about as deeply as Python follows: what can be read need not be writable."""
+    [run] = drawn(RECORDS["DeadRun"], 1)
+    work = run["definition"]["schedule"]["work"]
+    work["content_type"] = "application/json"
+    values = []
+    for levels in (*range(940, 1_000), 1_200):
+        work["payload"] = b"[" * levels + b"]" * levels
+        values.append(encode("DeadRun", run))
+    return values
 
 
 def _tell(packed: bytes) -> Any:
@@ -129,7 +144,7 @@ TARGETS: Final = [
         name="dead",
         call=_show,
         legal=(UndecodableRecord,),
-        seeds=lambda: encoded("DeadRun", "DeadRunClosed"),
+        seeds=lambda: [*encoded("DeadRun", "DeadRunClosed"), *_nested()],
         breed=Breeder(["DeadRun"], 65_536),
         check=_check_pages,
         bytes_max=DEAD_LETTER_BYTES_MAX,
