@@ -253,7 +253,7 @@ def _payload(text: str | None, file: Path | None) -> Any:
     source = sys.stdin.read() if text == "-" else text
     try:
         return json.loads(source)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f'{source[:100]!r} is not JSON ({error}); a string needs quotes of its own, as in \'"text"\'',
                                  param_hint="PAYLOAD") from error  # fmt: skip
 
