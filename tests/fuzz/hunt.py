@@ -35,7 +35,7 @@ CHUNK_INPUTS: Final = 2_000
 # A victim that lived long remembers much; what it does then is hard to repeat.
 _VICTIM_INPUTS_MAX: Final = 50_000
 _FINDS_MAX: Final = 10  # of one target
-_TRIES_MAX: Final = 400
+TRIES_MAX: Final = 400
 _DEATHS_MAX: Final = 60  # of those tries, since each costs a new process
 
 S = TypeVar("S", bytes, list[bytes])
@@ -150,6 +150,7 @@ class Hunter:
     def _start(self) -> subprocess.Popen[str]:
         self._complaints.truncate(0)
         self._complaints.seek(0)
+        BOARD.pack_into(self._board, 0, -1)
         arguments = [self._module, json.dumps(self._limits), self._board_file.name]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.victim", *arguments],
@@ -164,6 +165,8 @@ class Hunter:
         self._complaints.seek(0)
         complaint = self._complaints.read().decode(errors="replace")
         (index,) = BOARD.unpack_from(self._board)
+        if index < 0:
+            raise RuntimeError(f"the victim died before its first input, with exit code {process.returncode}: {complaint[-3_000:]}")
         if "TooMuchMemory" in complaint:
             sign = "memory"
         elif complaint.startswith("Timeout ("):
@@ -184,6 +187,7 @@ def hunt(
     targets: Mapping[str, Target] | None = None,
     limits: Limits = Limits(),  # noqa: B008
     begin: int = 0,
+    tries_max: int = TRIES_MAX,
     on_progress: Callable[[str, int, int], None] = lambda target, done, count: None,
     on_find: Callable[[Find], None] = lambda find: None,
 ) -> Report:
@@ -192,6 +196,7 @@ def hunt(
     Args:
         names: of the targets; all by default.
         begin: the number of the first input of each.
+        tries_max: how often to try whether a smaller input does the same; with 0 a fault's input is left as it was found.
         on_progress: told of a target how many of its inputs are done, of how many.
         on_find: told of each fault, when it is small.
     """
@@ -207,7 +212,7 @@ def hunt(
                 hunter.end()
                 lived = 0
             lived += count
-            for find in _hunt_one(hunter, target, seed, begin, count, on_progress):
+            for find in _hunt_one(hunter, target, seed, begin, count, tries_max, on_progress):
                 report.finds.append(find)
                 on_find(find)
             report.inputs += count
@@ -222,7 +227,7 @@ def _targets(module: str) -> Mapping[str, Target]:
 
 
 def _hunt_one(
-    hunter: Hunter, target: Target, seed: int, begin: int, count: int, on_progress: Callable[[str, int, int], None]
+    hunter: Hunter, target: Target, seed: int, begin: int, count: int, tries_max: int, on_progress: Callable[[str, int, int], None]
 ) -> Iterator[Find]:
     signs: set[str] = set()
     at, end, born = begin, begin + count, begin
@@ -240,20 +245,22 @@ def _hunt_one(
         for index, sign, detail in problems:
             if sign not in signs and len(signs) < _FINDS_MAX:
                 signs.add(sign)
-                yield _small(hunter, target, seed, born, Find(target.name, index, sign, detail, []))
-                born = at  # trying has replaced the victim
+                yield _small(hunter, target, seed, born, Find(target.name, index, sign, detail, []), tries_max)
+                hunter.end()  # who knows what it has seen
         if at - born > _VICTIM_INPUTS_MAX:
             hunter.end()
+        if not hunter.lives:
             born = at
         on_progress(target.name, min(at, end) - begin, count)
 
 
-def _small(hunter: Hunter, target: Target, seed: int, born: int, find: Find) -> Find:
+def _small(hunter: Hunter, target: Target, seed: int, born: int, find: Find, tries_max: int) -> Find:
     """`find` with inputs that do it again: the one, or those before it too; and as small as halving makes them."""
     maker = Maker(target)
-    hunter.end()
     alone = [maker.make(seed, find.number)]
-    tries = _Tries(hunter, find)
+    if not tries_max:
+        return find._replace(inputs=alone)
+    tries = _Tries(hunter, find, tries_max)
     if tries.fails_afresh(alone):
         if find.sign.startswith("more than"):
             return find._replace(inputs=alone)
@@ -264,12 +271,12 @@ def _small(hunter: Hunter, target: Target, seed: int, born: int, find: Find) -> 
 
 
 class _Tries:
-    """Whether inputs still do what was found, asked so many times at most."""
+    """Whether inputs still do what was found, asked `tries_max` times at most."""
 
-    def __init__(self, hunter: Hunter, find: Find) -> None:
+    def __init__(self, hunter: Hunter, find: Find, tries_max: int) -> None:
         self._hunter = hunter
         self._find = find
-        self._left = _TRIES_MAX
+        self._left = tries_max
         self._deaths_left = _DEATHS_MAX
 
     def fails_afresh(self, inputs: Sequence[bytes]) -> bool:

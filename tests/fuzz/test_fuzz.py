@@ -22,7 +22,7 @@ INPUTS = 20_000
 
 
 def test_every_decoder_takes_what_comes() -> None:
-    report = hunt(INPUTS, SEED)
+    report = hunt(INPUTS, SEED, tries_max=0)  # to make a find small would take longer than a test may
     assert report.inputs >= INPUTS
     assert [_told(find) for find in report.finds] == []
 
@@ -76,6 +76,11 @@ def test_a_hunt_goes_on_after_a_death() -> None:
     assert len(report.finds) == 1
     assert ("crashing", 400, 400) in told
     assert ("faultless", 400, 400) in told
+
+
+def test_a_victim_that_cannot_begin_ends_the_hunt() -> None:
+    with pytest.raises(RuntimeError, match=r"No module named 'tests\.fuzz\.nowhere'"):
+        hunt(10, 7, ["faultless"], module="tests.fuzz.nowhere", targets=planted.TARGETS)
 
 
 def test_inputs_follow_from_seed_and_number_in_any_process() -> None:

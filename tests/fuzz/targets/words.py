@@ -169,6 +169,6 @@ TARGETS: Final = [
         dialect="json",
         tokens=(*_OPTIONS, b"\n", b"\nj\n"),
         bytes_max=20_000,
-        weight=1,
+        weight=3,
     ),
 ]
