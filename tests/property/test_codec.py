@@ -19,6 +19,7 @@ from duewheel.adapters.avro.skim import Skimmer, TooManyValues
 from duewheel.adapters.avro.strict import Reader, encode
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
+from tests.malformed import SCHEDULE
 from tests.records import COMMANDS, FUNCTIONS, RECORDS, TIME_MS, TYPES, SloppyWriter, counts, longs, schedules, times
 
 STRICT = Reader()
@@ -208,6 +209,7 @@ def test_a_spliced_definition_is_an_encoded_one(schedule: Any, generation: int) 
 
 
 @given(schedules, counts)
+@example({**SCHEDULE, "job_id": "1", "created_ms": 64, "retention_ms": 64, "queue": "", "work": {**SCHEDULE["work"], "task": ""}}, 0)
 def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generation: int) -> None:
     command = codec.encode_schedule(schedule)
     known = codec.peek_definition(codec.splice_definition(generation, command))

@@ -364,7 +364,8 @@ def _defined(value: bytes) -> Defined:
     generation, schedule_at = long_at(value, HEADER_BYTES)
     id_size, at = long_at(value, schedule_at)
     at += id_size
-    a, b, c = _time(value, at)
+    a, b, c, d, e, f = _two_times(value, at)
+    FIRST[d] + SECOND[e] + THIRD[f]  # the second is of no interest here; that it takes six bytes, as the first does, is
     middle_at = at + 12
     middle = _middles.get(value[middle_at : middle_at + _MIDDLE_BYTES_MIN])
     if middle is None or not value.startswith(middle[0], middle_at):
