@@ -57,6 +57,13 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of three brokers run in one process, so that no other needs three of its own; and in any case before those that are short."""
+    for item in items:
+        if "cluster3" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("cluster3"))
+
+
 class Installation(NamedTuple):
     """An installation of Duewheel of one's own: 4 timer partitions, queue "default" with 4."""
 

@@ -75,7 +75,11 @@ def fail(how: str, context: Context) -> None:
             raise ValueError(how)
 
 
-@pytest.mark.parametrize("payload", [object(), {1, 2}, datetime(2030, 1, 1, tzinfo=UTC), Decimal(1), float("nan"), Order(1, [])], ids=repr)
+@pytest.mark.parametrize(
+    "payload",
+    [object(), {1, 2}, datetime(2030, 1, 1, tzinfo=UTC), Decimal(1), float("nan"), Order(1, [])],
+    ids=lambda payload: type(payload).__name__,
+)
 def test_W14_a_payload_that_cannot_be_serialized_is_refused_as_by_the_client(payload: Any) -> None:
     inline = Inline(app)
     with pytest.raises(RejectedJob, match="cannot be written as JSON") as raised:
