@@ -58,6 +58,9 @@ class Weather(Protocol):
     def delay_us(self, what: str) -> int:
         """See `Hook.delay_us`."""
 
+    def portion(self, process: Process, count_max: int) -> int:
+        """See `Hook.portion`."""
+
 
 class Strand(greenlet):  # type: ignore[misc]
     """One activity of a process.
@@ -235,6 +238,9 @@ class Kernel:
 
     def delay_us(self, what: str) -> int:
         return self.weather.delay_us(what)
+
+    def portion(self, process: Process, count_max: int) -> int:
+        return self.weather.portion(process, count_max)
 
     def order(self, items: Sequence[T]) -> list[T]:
         ordered = list(items)

@@ -64,7 +64,7 @@ class Trial:
         self.climate = Climate(random, calm)
         self.sky = Sky(self.world, random, self.climate)
         self.kernel = Kernel(self.world, random, self.sky, random.choice((20_000, 100_000, 200_000)))
-        self.partitions = random.choice((1, 2, 4))
+        self.partitions = random.choice((1, 3, 8))
         self.site = Site(self.world, self.kernel, random, self.partitions, {QUEUE: random.choice((1, 2, 4))})
         self.sky.site, self.sky.kernel = self.site, self.kernel
         self.jobs = random.choice((20, 40, 80))

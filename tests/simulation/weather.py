@@ -64,6 +64,8 @@ class Climate:
         self.at_calls = [kind for kind in AT_CALLS if random.random() < share]
         self.at_times = [kind for kind in AT_TIMES if random.random() < share]
         self.intensity = random.choice((0.5, 1.0, 3.0)) if self.at_calls else 0.0
+        # Where fetching is slow, records come a few at a time, and restoring takes seconds as it does with a million jobs.
+        self.fetch_every_us = 0 if calm else random.choice((0, 0, 0, 30_000, 150_000, 400_000))
         self.every_us = random.choice((2_000_000, 5_000_000, 12_000_000))
 
 
@@ -84,6 +86,7 @@ class Sky:
         self._climate = climate
         self._rates: dict[str, float] = {}
         self._faults = 0
+        self._fetched_us: dict[Process, int] = {}
         self.site: Site | None = None
         self.kernel: Kernel | None = None
 
@@ -108,6 +111,15 @@ class Sky:
         if what == "assignment":
             return random.randrange(1_000, 30_000)
         return random.randrange(1_000, 20_000)
+
+    def portion(self, process: Process, count_max: int) -> int:
+        every_us = self._climate.fetch_every_us
+        if not every_us or not self.is_open:
+            return count_max
+        if self.world.now_us < self._fetched_us.get(process, 0):
+            return 0
+        self._fetched_us[process] = self.world.now_us + self._random.randrange(every_us)
+        return min(count_max, self._random.choice((1, 2, 5, 20)))
 
     # --- at calls ---
 

@@ -58,6 +58,8 @@ class _Reading:
     def _read(self, count_max: int) -> list[Record]:
         records: list[Record] = []
         ready = [] if self.process.cut_off else self._ready()
+        if ready:
+            count_max = self.process.world.hook.portion(self.process, count_max)
         for partition, log in self.process.world.hook.order(ready) if len(ready) > 1 else ready:
             if len(records) >= count_max:
                 break

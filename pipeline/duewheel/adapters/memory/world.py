@@ -75,6 +75,9 @@ class Hook(Protocol):
     def order(self, items: Sequence[T]) -> list[T]:
         """Things that may come in any order, in the one that they come in."""
 
+    def portion(self, process: Process, count_max: int) -> int:
+        """How many records come at once, of at most so many."""
+
 
 class Observer(Protocol):
     """Is told what the brokers do, for whoever writes down a history."""
@@ -118,6 +121,9 @@ class Calm:
 
     def order(self, items: Sequence[T]) -> list[T]:
         return list(items)
+
+    def portion(self, process: Process, count_max: int) -> int:
+        return count_max
 
 
 class World:
