@@ -18,7 +18,7 @@ FROM_LOCK := --require-hashes --only-binary :all: --requirement
 # What follows is handed on: `make test ARGS='-k T3 -x'`, `make bench-path ARGS=--json`.
 ARGS ?=
 
-.PHONY: help setup demo test fast lint format types contracts broker wheel lock clean
+.PHONY: help setup demo test fast simulate lint format types contracts broker wheel lock clean
 .PHONY: fuzz
 .PHONY: bench-path bench-lateness bench-end-to-end bench-pending bench-failing
 
@@ -85,6 +85,9 @@ fast: setup ## Only the tests that need no broker: tests/unit and tests/property
 INPUTS ?= 1000000
 fuzz: setup ## Throw a million bad inputs at everything that reads what comes from outside
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: setup ## Run the real engine and workers in virtual time, with faults by seed: SEEDS=1000, FIRST=1, or one SEED=4711
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300) --first $(or $(FIRST),1)) $(ARGS)
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check .
