@@ -1,0 +1,108 @@
+"""Records of Duewheel's topics as events of a history, whichever broker they lie on; and what witnesses make of a changelog.
+
+    event_of(record, topology)       Dispatched(at_ms=…, job_id="a", token=77, …), or None where it tells nothing that is judged
+    snapshots(3, records, …)         timer partition 3 as the fold of its changelog, and as the engine restores it
+
+The simulator and the tests on real processes share it, so that the checker is told the same of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from duewheel.adapters.avro import codec
+from duewheel.adapters.memory.store import Disk, MemoryStore
+from duewheel.adapters.memory.world import Process, World
+from duewheel.core.topology import Topology
+from duewheel.engine.partition import DEFINITION, STATE, Partition
+from duewheel.ports import Record
+from duewheel.proof.history import (
+    DeadLettered,
+    DeathClosed,
+    Defined,
+    Dispatched,
+    Event,
+    Forgotten,
+    OutcomeRecorded,
+    RunDied,
+    Snapshot,
+    StateWritten,
+)
+
+_JOBS_MAX: Final = 10**7
+
+
+def event_of(record: Record, topology: Topology) -> Event | None:
+    """What a record says that owners or workers have committed; None for all others."""
+    topic = record.topic()
+    if topic == topology.state:
+        return _of_state(record)
+    if topic == topology.outcomes:
+        o = codec.decode_outcome(record.value())
+        return OutcomeRecorded(record.timestamp()[1], record.partition(), record.offset(), o["job_id"], o["token"], o["result"])
+    if topic == topology.dead_letter:
+        return _dead(record)
+    if topic.startswith(topology.dispatch("")):
+        d = codec.decode_dispatch(record.value())
+        crashes = d["terms"]["crashes"] if d["terms"] else 0
+        where = (record.timestamp()[1], topic, record.partition(), record.offset())
+        return Dispatched(*where, d["timer_partition"], d["job_id"], d["generation"], d["token"], d["attempt"], d["slot_ms"], crashes)
+    return None
+
+
+def snapshots(
+    number: int, changelog: Sequence[Record], start: int, end: int, stores: Mapping[str, Mapping[bytes, bytes]], at_ms: int
+) -> Iterator[Snapshot]:
+    """A timer partition as its witnesses know it: the stores, by name; the fold of its changelog; and what the engine makes of that in an
+    empty store.
+
+    Args:
+        changelog: all of its records, in order.
+        start, end: where the changelog begins and ends.
+    """
+    fold: dict[bytes, bytes] = {}
+    for record in changelog:
+        key, value = record.key(), record.value()
+        assert key is not None
+        if value is None:
+            fold.pop(key, None)
+        else:
+            fold[key] = value
+    rebuilt = MemoryStore(Process(World(), "rebuild"), Disk(), number, "rebuild")
+    partition = Partition(number, rebuilt, codec)
+    offset = partition.begin_replay(start, end, None, at_ms)
+    partition.replay([record for record in changelog if record.offset() >= offset], end, at_ms)
+    witnesses = {**stores, "fold": fold, "rebuild": dict(rebuilt.records(b"", b"~", _JOBS_MAX))}
+    for witness, jobs in witnesses.items():
+        yield Snapshot(at_ms, "the end", number, witness, {f"{key!r}": value.hex() for key, value in jobs.items()})
+
+
+def _of_state(record: Record) -> Event | None:
+    key, value, at_ms = record.key() or b"", record.value(), record.timestamp()[1]
+    kind, job_id = key[:1], key[1:].decode()
+    where = (at_ms, record.partition(), record.offset(), job_id)
+    if kind == DEFINITION and value is not None:
+        definition = codec.decode_definition(value)
+        schedule = definition["schedule"]
+        return Defined(*where, definition["generation"], schedule["due_ms"], schedule["created_ms"])
+    if kind == STATE and value is None:
+        return Forgotten(*where)
+    if kind == STATE and value is not None:
+        s = codec.decode_state(value)
+        wake_ms = 0 if s["trail"] is None else s["trail"]["wake_ms"]
+        generation, phase, token, slot_ms = s["generation"], s["phase"], s["token"], s["slot_ms"]
+        return StateWritten(*where, generation, phase, token, slot_ms, s["attempt"], s["crashes"], wake_ms)
+    return None
+
+
+def _dead(record: Record) -> Event:
+    name, content = codec.decode_dead_letter_topic(record.value())
+    told: Any = content
+    at_ms = record.timestamp()[1]
+    if name == "dead_run":
+        return RunDied(at_ms, told["job_id"], told["token"], told["reason"], told["state"]["crashes"])
+    if name == "closed":
+        return DeathClosed(at_ms, told["job_id"], told["token"], told["how"])
+    job_id = None if told["key"] is None else told["key"].decode(errors="replace")
+    return DeadLettered(at_ms, told["topic"], told["partition"], told["offset"], told["reason"], job_id)
