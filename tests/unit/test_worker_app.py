@@ -143,6 +143,8 @@ def test_the_content_type_decides_how_bytes_are_read(annotation: Any, content_ty
         (Any, "application/json", b"{", "cannot be parsed"),
         (Any, "application/json", b"\xff", "cannot be parsed"),
         (Any, "application/json", b" ", "cannot be parsed"),
+        (Any, "application/json", b"[" * 100_000, "nested more deeply than Python reads"),
+        (float, "application/json", b"9" * 400, "must be a number below 1.8e308"),
         (Order, "application/json", b"", "payload must be an object, not null"),
     ],
 )

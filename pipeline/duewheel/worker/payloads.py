@@ -70,10 +70,13 @@ def reader(annotation: Any) -> Callable[[bytes, str], Any]:
                 f"send it as {JSON}, or change the annotation"
             )
         try:
-            value = decode(payload.decode()) if payload else None
-        except ValueError as error:  # of UTF-8 and of JSON alike
-            raise PayloadMismatch(f"the payload is declared as {JSON} but cannot be parsed: {error}") from None
-        return value if convert is None else convert(value, "payload")
+            try:
+                value = decode(payload.decode()) if payload else None
+            except ValueError as error:  # of UTF-8 and of JSON alike
+                raise PayloadMismatch(f"the payload is declared as {JSON} but cannot be parsed: {error}") from None
+            return value if convert is None else convert(value, "payload")
+        except RecursionError:
+            raise PayloadMismatch("the payload is nested more deeply than Python reads, about a thousand levels") from None
 
     return read
 
@@ -225,7 +228,10 @@ def _scalar(annotation: Any) -> Converter:
         if type(value) is wanted:
             return value
         if wanted is float and type(value) is int:
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:  # JSON may have any number of digits
+                raise _mismatch(value, where, "a number below 1.8e308") from None
         raise _mismatch(value, where, _SCALARS[wanted])
 
     return convert_scalar
