@@ -19,7 +19,7 @@ FROM_LOCK := --require-hashes --only-binary :all: --requirement
 ARGS ?=
 
 .PHONY: help setup demo test fast simulate lint format types contracts broker wheel lock clean
-.PHONY: fuzz
+.PHONY: fuzz chaos
 .PHONY: bench-path bench-lateness bench-end-to-end bench-pending bench-failing
 
 help: ## List the targets
@@ -88,6 +88,10 @@ fuzz: setup ## Throw a million bad inputs at everything that reads what comes fr
 
 simulate: setup ## Run the real engine and workers in virtual time, with faults by seed: SEEDS=1000, FIRST=1, or one SEED=4711
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),300) --first $(or $(FIRST),1)) $(ARGS)
+
+# `make chaos ARGS="--jobs 50000 --kills 20 --pauses 10 --partitions 5 --broker-kills 5 --damaged-stores 3"`; SEED as above.
+chaos: setup ## Break a whole installation, processes and brokers, and prove what became of 5,000 jobs
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check .
