@@ -45,10 +45,12 @@ class Tasks:
 
     Args:
         crashes: whether some take their worker down.
+        long_share: how many of them take so long that they need leases, from 0 to 1.
     """
 
-    def __init__(self, site: Site, crashes: bool) -> None:
+    def __init__(self, site: Site, crashes: bool, long_share: float) -> None:
         self._crashes = crashes
+        self._long_share = long_share
         self._site = site
         self._sink = Sink(site)
         self._times: Counter[str] = Counter()
@@ -86,13 +88,13 @@ class Tasks:
 
     def behaviour(self, random: Random) -> tuple[str, dict[str, Any]]:
         """A task and a payload for it."""
+        if random.random() < self._long_share:
+            return "plain", {"do": "work", "ms": random.randrange(11_000, 45_000)}
         draw = random.random()
-        if draw < 0.45:
+        if draw < 0.48:
             return "plain", {"do": "work", "ms": random.choice((0, 1, 5, 20, 80, 300))}
-        if draw < 0.57:
-            return "plain", {"do": "work", "ms": random.randrange(1_000, 9_000)}
         if draw < 0.63:
-            return "plain", {"do": "work", "ms": random.randrange(11_000, 35_000)}
+            return "plain", {"do": "work", "ms": random.randrange(1_000, 9_000)}
         if draw < 0.73:
             return "plain", {"do": "fail", "times": random.choice((1, 2, 3, 9)), "ms": random.randrange(60)}
         if draw < 0.80:

@@ -130,6 +130,10 @@ class Kernel:
 
     # --- processes ---
 
+    def processes(self) -> list[Process]:
+        """Those that live."""
+        return [process for process in self._strands if process.alive]
+
     def start(self, process: Process, call: Callable[[], None]) -> None:
         strand = Strand(self._hub, process, lambda: self._main(strand, call))
         self._strands.setdefault(process, {})[strand] = None

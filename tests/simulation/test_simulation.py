@@ -5,15 +5,12 @@ How many, and from which on: DUEWHEEL_SIMULATE_SEEDS and DUEWHEEL_SIMULATE_FIRST
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from duewheel.engine.partition import Partition
 from tests.simulation.trial import Trial
@@ -23,13 +20,7 @@ SEEDS = int(os.environ.get("DUEWHEEL_SIMULATE_SEEDS", "300"))
 FIRST = int(os.environ.get("DUEWHEEL_SIMULATE_FIRST", "1"))
 TOGETHER = 25
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.timeout(300)

@@ -21,6 +21,7 @@ from duewheel.core.model import Limits, Schedule
 from duewheel.engine.partition import DEFINITION, STATE, Stage
 from duewheel.proof.history import (
     Acknowledged,
+    Backlog,
     CancelInvoked,
     EnqueueInvoked,
     Event,
@@ -70,7 +71,7 @@ class Trial:
         self.jobs = random.choice((20, 40, 80))
         self.faulty_us = random.choice((15, 30, 50)) * SECOND_US
         self.ample = random.random() < 0.5
-        self.tasks = Tasks(self.site, crashes=not self.ample)
+        self.tasks = Tasks(self.site, crashes=not self.ample, long_share=random.choice((0.05, 0.4)) if self.ample else 0.05)
         self.machines: list[Machine] = [ProcessorMachine(self.site, f"processor{n}") for n in range(random.choice((1, 2, 3)))]
         self.machines += [self._worker(f"worker{n}") for n in range(random.choice((1, 2, 3)))]
         self.spares: list[Machine] = [ProcessorMachine(self.site, "spare-processor"), self._worker("spare-worker")]
@@ -127,7 +128,7 @@ class Trial:
 
     def _heal(self) -> None:
         self.sky.is_open = False
-        self.sky.markers_us = (0, 3_000)
+        self.sky.markers_us, self.sky.stuck_markers = (0, 3_000), 0
         self.kernel.note("all", "heals")
         self.site.tell(Healed(self.world.now_ms))
         for machine in (*self.machines, *self.spares):
@@ -258,7 +259,12 @@ class Trial:
         if self.world.now_us < self._look:
             return False
         self._look = self.world.now_us + _LOOK_US
-        return not self.asking and not self._unfinished()
+        return not self.asking and not self._unfinished() and not self._backlog()
+
+    def _backlog(self) -> bool:
+        """Whether any group has records left: dispatches, say, of jobs that were cancelled while their workers were away."""
+        ends = recorder.of_ends(self.site.broker, TOPOLOGY, self.world.now_ms)
+        return any(isinstance(event, Backlog) and event.records for event in ends)
 
     def _judge(self) -> None:
         broker, now_ms = self.site.broker, self.world.now_ms

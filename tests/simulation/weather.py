@@ -26,13 +26,14 @@ _RATES: Final = {
     "group.committed": 3e-2,
     "cluster": 3e-2,
     "transactions.init": 3e-2,
+    "transactions.begin": 2e-2,
     "transactions": 3e-3,
     "store.open": 2e-2,
     "store": 1e-3,
     "intake": 2e-2,
 }
 
-AT_CALLS: Final = ("crash", "pause", "slow", "retriable", "abort", "fatal", "answer lost", "late", "hang")
+AT_CALLS: Final = ("crash", "pause", "slow", "retriable", "abort", "fatal", "answer lost", "late", "hang", "awakening")
 AT_TIMES: Final = (
     "kill",
     "stop",
@@ -50,9 +51,14 @@ AT_TIMES: Final = (
     "retention",
     "storm",
     "slow markers",
+    "stuck marker",
 )
 
 _BROKER_CALLS: Final = ("cluster", "group.commit", "group.committed", "transactions", "intake")
+_AMBUSH_RATE: Final = 0.05
+_TAKING_OVER: Final = frozenset(
+    {"cluster.owners", "cluster.visible", "cluster.watermarks", "cluster.fence", "group.committed", "transactions.init"}
+)
 _CUT_OFF_US: Final = {"cluster": 5_000_000, "group": 6_000_000, "transactions": 1_000_000, "intake": 8_000_000, "states": 5_000_000}
 
 
@@ -63,6 +69,10 @@ class Climate:
         share = 0.0 if calm else random.choice((0.15, 0.3, 0.5))
         self.at_calls = [kind for kind in AT_CALLS if random.random() < share]
         self.at_times = [kind for kind in AT_TIMES if random.random() < share]
+        # Whoever is about to commit stands still until he was replaced, and goes on in the middle of that.
+        self.is_ambush = not calm and random.random() < 0.15
+        if self.is_ambush:
+            self.at_calls, self.at_times = ["pause", "awakening"], []
         self.intensity = random.choice((0.5, 1.0, 3.0)) if self.at_calls else 0.0
         # Where fetching is slow, records come a few at a time, and restoring takes seconds as it does with a million jobs.
         self.fetch_every_us = 0 if calm else random.choice((0, 0, 0, 30_000, 150_000, 400_000))
@@ -74,6 +84,8 @@ class Sky:
 
     Attributes:
         is_open: whether anything may go wrong now.
+        markers_us: how long a transaction's markers take, from and to.
+        stuck_markers: so many markers to come, in the outcomes, take half a minute: what lies behind them cannot be read for so long.
         counts: what went wrong, by kind.
     """
 
@@ -82,6 +94,7 @@ class Sky:
         self.is_open = False
         self.counts: Counter[str] = Counter()
         self.markers_us = (0, 3_000)
+        self.stuck_markers = 0
         self._random = random
         self._climate = climate
         self._rates: dict[str, float] = {}
@@ -95,8 +108,11 @@ class Sky:
     def reach(self, process: Process, where: str) -> None:
         if process.cut_off and not where.startswith(("store", "group.poll", "reader.poll")):
             self._wait_in_vain(process, where)
-        if self.is_open and self._random.random() < self._rate(where):
-            self._strike(process, where)
+        if self.is_open:
+            if where in _TAKING_OVER and "awakening" in self._climate.at_calls:
+                self._awaken(process)
+            if self._random.random() < self._rate(where):
+                self._strike(process, where)
 
     def answer(self, process: Process, where: str) -> None:
         if self.is_open and self._random.random() < self._rate(where):
@@ -104,7 +120,10 @@ class Sky:
 
     def delay_us(self, what: str) -> int:
         random = self._random
-        if what == "marker":
+        if what.startswith("marker"):
+            if self.stuck_markers and what.endswith(".outcomes"):
+                self.stuck_markers -= 1
+                return random.randrange(20_000_000, 45_000_000)
             return random.randrange(*self.markers_us) if random.random() < 0.9 else random.randrange(30_000)
         if what == "heartbeat.return":
             return random.choice((random.randrange(2_000), random.randrange(1_000_000)))
@@ -127,6 +146,8 @@ class Sky:
         rate = self._rates.get(where)
         if rate is None:
             rate = _RATES.get(where) or _RATES.get(where.partition(".")[0]) or 0.0
+            if self._climate.is_ambush:
+                rate = _AMBUSH_RATE if where == "transactions.begin" else 0.0
             self._rates[where] = rate = rate * self._climate.intensity
         return rate
 
@@ -142,7 +163,9 @@ class Sky:
         if kind == "crash":
             kernel.crash(process)
         elif kind == "pause":
-            kernel.stop(process, random.choice((20_000, 400_000, 3_000_000, 9_000_000, 20_000_000)))
+            # Who stands still right before a transaction for long enough wakes up as somebody who was replaced, with a batch in hand.
+            likely_us = (9_000_000, 12_000_000, 20_000_000) if where == "transactions.begin" else (20_000, 400_000, 3_000_000, 9_000_000)
+            kernel.stop(process, random.choice((*likely_us, 20_000_000)))
         elif kind == "slow":
             process.sleep(random.choice((0.02, 0.3, 2.0, 4.0)))
         elif kind == "retriable":
@@ -155,6 +178,16 @@ class Sky:
             raise Fault(Kind.FATAL, "nobody knows, as the weather has it", lands_us=random.choice((500, 20_000, 1_000_000, 8_000_000)))
         elif kind == "hang":
             process.sleep(25.0 if where.startswith("transactions") else 7.0)
+
+    def _awaken(self, process: Process) -> None:
+        """Somebody who stood still goes on just while another takes over what was his, step by step."""
+        assert self.kernel is not None
+        asleep = [other for other in self.kernel.processes() if other.stopped]
+        if asleep and self._random.random() < 0.2:
+            other = self._random.choice(asleep)
+            self._note("awakening", other, process.name)
+            self.kernel.go_on(other)
+            process.sleep(self._random.choice((0.0, 0.005, 0.05)))
 
     def _strike_answer(self, process: Process, where: str) -> None:
         assert self.kernel is not None
@@ -202,6 +235,8 @@ def _applies(kind: str, where: str) -> bool:
         return kind == "fatal"
     if not where.startswith(_BROKER_CALLS):
         return False
+    if kind == "awakening":
+        return False  # at its own moments
     if kind == "late":
         return where == "transactions.commit"
     return where.startswith("transactions") if kind == "abort" else True
@@ -377,3 +412,7 @@ class Storm:
             self._sky.markers_us = (0, 3_000)
 
         self._site.world.later(lasts_us, fast)
+
+    def _stuck_marker(self) -> None:
+        self._tell("stuck marker", "brokers", 60_000_000)
+        self._sky.stuck_markers = self._random.randrange(1, 4)

@@ -145,7 +145,7 @@ class Coordinator:
         if not it.markers_due:
             it.standing = Standing.EMPTY
         for log in logs:
-            self._world.soon("marker", lambda log=log: self._mark(it, log, commit))  # type: ignore[misc]
+            self._world.soon(f"marker {log.topic}", lambda log=log: self._mark(it, log, commit))  # type: ignore[misc]
         for group in groups:
             self._world.soon("marker", lambda group=group: self._settle(it, group, commit))  # type: ignore[misc]
 

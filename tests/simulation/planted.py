@@ -1,0 +1,108 @@
+"""Bugs planted on purpose, each of a kind that such a system must not have: the simulator has to find every one of them.
+
+A bug is a change of one function's text, made in memory and taken back. Where the text has moved on, planting it fails and says so.
+
+    find("claim skipped", range(1, 301))     the first seed that fails with it, and does not without
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from duewheel.adapters.memory.transactions import MemoryTransactions
+from duewheel.core.errors import BrokenInvariant
+from duewheel.core.step import Step
+from duewheel.engine.processor import Processor
+from duewheel.engine.restore import Restore
+from duewheel.worker.loop import Worker
+from tests.simulation.trial import Trial
+
+
+class Bug(NamedTuple):
+    """`was` becomes `becomes` in the text of a method."""
+
+    where: type
+    method: str
+    was: str
+    becomes: str
+
+
+_NO_OFFSETS: Final = Bug(
+    Processor,
+    "_commit",
+    "self._pending = transaction.commit_later({self._topology.processor_group: offsets}), batches",
+    "read = any(b.intake_offset > b.partition.intake_offset or b.outcomes_offset > b.partition.outcomes_offset for b in batches)\n"
+    "            self._pending = transaction.commit_later({self._topology.processor_group: offsets} if read else {}), batches",
+)
+BUGS: Final[dict[str, tuple[Bug, ...]]] = {
+    # Fencing by name alone would hide it: whoever takes over ends what the one before has open. So that goes too.
+    "offsets not sent in timer-only batches": (_NO_OFFSETS, Bug(Restore, "_fence", "for name in ", "for name in () and ")),
+    "store written before the commit": (
+        Bug(
+            Processor,
+            "_commit",
+            "with self._output.begin() as transaction:",
+            "for batch in batches:\n"
+            "            batch.partition.save(batch.step, batch.changes)\n"
+            "        with self._output.begin() as transaction:",
+        ),
+    ),
+    "claim skipped": (
+        Bug(
+            Worker,
+            "_claim_of",
+            "self._starts.append(Run(holding, record.offset(), record.key(), dispatch, task, size))",
+            "self._desk.submit([Run(holding, record.offset(), record.key(), dispatch, task, size)])",
+        ),
+    ),
+    "lease expired before outcomes are read": (
+        Bug(Step, "_wake", "if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:", "if heard_out_ms:"),
+    ),
+    "producer reused after an unknown commit": (
+        Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),
+    ),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plants a bug, and takes it back."""
+    texts: dict[tuple[type, str], str] = {}
+    originals: dict[tuple[type, str], Any] = {}
+    for bug in BUGS[name]:
+        place = bug.where, bug.method
+        if place not in texts:
+            originals[place] = inspect.getattr_static(*place)
+            texts[place] = inspect.getsource(originals[place])
+        if texts[place].count(bug.was) != 1:
+            method = f"{bug.where.__name__}.{bug.method}"
+            raise BrokenInvariant(f"{name!r} cannot be planted: {method} does not say {bug.was!r} once any more")
+        texts[place] = texts[place].replace(bug.was, bug.becomes)
+    for (where, method), text in texts.items():
+        made: dict[str, Any] = {}
+        exec(compile(textwrap.dedent(text), f"<{name}>", "exec"), vars(sys.modules[where.__module__]), made)
+        setattr(where, method, made[method])
+    try:
+        yield
+    finally:
+        for (where, method), original in originals.items():
+            setattr(where, method, original)
+
+
+def find(name: str, seeds: Iterable[int]) -> Trial | None:
+    """The first of these seeds by which a bug is found."""
+    for seed in seeds:
+        with planted(name):
+            trial = Trial(seed)
+            trial.run()
+        if trial.verdict:
+            healthy = Trial(seed)
+            healthy.run()
+            if not healthy.verdict:
+                return trial
+    return None
