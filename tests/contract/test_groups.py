@@ -147,13 +147,8 @@ def test_an_error_in_a_callback_comes_out_of_poll_and_the_partitions_are_held(gr
 
     member.on_assign = fail
 
-    def poll_until_it_fails() -> None:
-        while True:
-            member.poll()
-            grounds.pause()
-
     with pytest.raises(ZeroDivisionError):
-        poll_until_it_fails()
+        eventually(grounds, lambda: False, member.poll)
     grounds.append(topic, 0, b"a")
     eventually(grounds, lambda: member.records, member.poll)
 
