@@ -8,6 +8,7 @@ real PostgreSQL.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,12 @@ def postgres() -> Iterator[Postgres]:
 
     with Postgres() as server:
         yield server
+
+
+def pytest_sessionstart() -> None:
+    """A shell starts what runs in the background with Ctrl-C ignored, and children inherit that. Those of the tests shall hear it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -86,7 +86,7 @@ def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_i
         assert desk.all_dispatches("refusing") == []
         healthy_ms = now_ms()
         desk.drive(processor, until=lambda: others_go_on() and now_ms() > healthy_ms + 1_000)
-    desk.drive(processor, until=lambda: len(desk.dispatches("refusing")) > len(refused))
+    desk.drive(processor, until=lambda: len(desk.dispatches("refusing")) > len(refused), timeout_s=75)  # it may rest for up to a minute
     desk.drive(processor, until=lambda: len(desk.dispatches()) >= len(others))
     late_ms = [d["dispatched_ms"] - d["slot_ms"] for d in desk.all_dispatches()]
     desk.answer(desk.dispatches() + desk.dispatches("refusing"))
@@ -95,7 +95,7 @@ def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_i
     assert sorted(d["job_id"] for d in desk.all_dispatches("refusing")) == sorted([*refused, "new"])
     assert desk.dispatched() == sorted(others)
     assert desk.dead_letters() == []
-    assert max(late_ms) < 5_000, "until it was found"
+    assert max(late_ms) < 15_000, "until it was found"
     desk.check_stores("a")
 
 

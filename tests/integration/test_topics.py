@@ -40,11 +40,15 @@ def set_config(kafka: KafkaConfig, topic: str, setting: str, value: str) -> None
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient(kafka.common())
     admin.incremental_alter_configs([resource])[resource].result(10)
+    deadline = time.monotonic() + 30
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    while admin.describe_configs([asked])[asked].result(10)[setting].value != value:  # the controller knows it before the broker
+        assert time.monotonic() < deadline, f"{topic}: {setting} does not become {value}"
 
 
 def test_applying_twice_changes_nothing_the_second_time(broker: KafkaConfig, topology: Topology) -> None:
     first = ensure(broker, topology, {"default": 2}, partitions=3)
-    assert [type(change) for change in first] == [Create] * 5
+    assert [type(change) for change in first] == [Create] * 6
     assert ensure(broker, topology, {"default": 2}, partitions=3) == []
     actual, _brokers = TopicAdmin(broker, topology).actual()
     counts = {name: found.partitions for name, found in actual.items()}
@@ -54,6 +58,7 @@ def test_applying_twice_changes_nothing_the_second_time(broker: KafkaConfig, top
         topology.outcomes: 3,
         topology.dispatch("default"): 2,
         topology.dead_letter: 1,
+        topology.control: 1,
     }
 
 
