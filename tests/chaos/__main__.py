@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import shlex
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ import structlog
 
 from duewheel.core.errors import DuewheelError
 from duewheel.devbroker.runfolder import RunFolder
-from tests.chaos.course import Course, Progress, Result
+from tests.chaos.course import Bounds, Course, Progress, Result
 from tests.chaos.jobs import Workload
 from tests.chaos.troubles import Doses
 
@@ -27,7 +26,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 VIOLATIONS_SHOWN: Final = 20
 # A fault needs so long to show itself before the next but few.
 FAULT_MS: Final = 4_000
-JOBS_A_SECOND: Final = 200
+JOBS_A_SECOND: Final = 100
 SPAN_MS_MIN: Final = 15_000
 
 
@@ -42,9 +41,22 @@ SPAN_MS_MIN: Final = 15_000
 @click.option("--storms", type=click.IntRange(0), default=0, show_default=True, help="Members come and go, several times each.")
 @click.option("--seed", type=int, help="Does the same again, as far as that can be; chosen and shown where none is given.")
 @click.option("--span", "span_s", type=click.FloatRange(1), help="Seconds in which jobs are asked for and faults begin.")
+@click.option("--punctual", "punctual_s", default=5.0, show_default=True, help="How late jobs may start while nothing is broken.")
+@click.option("--recovery", "recovery_s", default=20.0, show_default=True, help="How long after a fault they may be later.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / ".duewheel", help="Takes jars, logs and stores.")
+@click.option("--keep", is_flag=True, help="Keep the folder of a run that went well, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output in the end.")
-def main(jobs: int, seed: int | None, span_s: float | None, folder: Path, as_json: bool, **doses: int) -> None:
+def main(
+    jobs: int,
+    seed: int | None,
+    span_s: float | None,
+    punctual_s: float,
+    recovery_s: float,
+    folder: Path,
+    keep: bool,
+    as_json: bool,
+    **doses: int,
+) -> None:
     """Breaks an installation of real processes on three real brokers, and judges what it did meanwhile."""
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
@@ -52,13 +64,14 @@ def main(jobs: int, seed: int | None, span_s: float | None, folder: Path, as_jso
     seed = secrets.randbelow(2**31) if seed is None else seed
     chosen = Doses(**doses)
     span_ms = span_of(jobs, chosen) if span_s is None else round(span_s * 1_000)
-    again = _command(jobs, seed, span_ms, chosen)
+    bounds = Bounds(round(punctual_s * 1_000), round(recovery_s * 1_000))
+    again = _command(jobs, seed, span_ms, chosen, bounds)
     click.echo(f"chaos: {jobs:,} jobs in {span_ms / 1_000:.0f} s, seed {seed}", err=True)
     run = RunFolder.take(folder, "chaos")
     kept: Path | None = run.path.with_name(f"failed-{run.path.name}")  # under its own name the next run would sweep it
     try:
-        result = Course(folder, run, Workload(seed, jobs, span_ms), chosen, _show).run()
-        if result.proven:
+        result = Course(folder, run, Workload(seed, jobs, span_ms), chosen, bounds, _show).run()
+        if result.proven and not keep:
             kept = None
     except DuewheelError as error:
         click.echo(f"chaos: {error}\nits folder is kept: {kept}\nagain: {again}", err=True)
@@ -111,9 +124,10 @@ def _conclude(result: Result, kept: Path | None, again: str, seed: int, as_json:
         click.echo(f"history, logs and stores are kept: {kept}\nagain: {again}", err=True)
 
 
-def _command(jobs: int, seed: int, span_ms: int, doses: Doses) -> str:
+def _command(jobs: int, seed: int, span_ms: int, doses: Doses, bounds: Bounds) -> str:
     counts = " ".join(f"--{kind.replace(' ', '-')}s {count}" for kind, count in doses.by_kind.items())
-    return f"python -m tests.chaos --jobs {jobs} {counts} --span {span_ms / 1_000:g} --seed {shlex.quote(str(seed))}"
+    times = f"--span {span_ms / 1_000:g} --punctual {bounds.punctual_ms / 1_000:g} --recovery {bounds.recovery_ms / 1_000:g}"
+    return f"make chaos SEED={seed} ARGS='--jobs {jobs} {counts} {times}'"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ A payload says how its job behaves (`tests.chaos.tasks` obeys it):
     {"do": "crash", "times": 1}                   ends its process, once
     {"do": "beat", "ms": 3000}                    takes 3 s, and says that it goes on
 
+Jobs come in waves, and fall due in waves: a transaction costs the brokers much the same whatever it carries, and a test that shares two
+cores with three brokers should spend them on faults.
+
 Behaviours that cost others time, such as those that end a whole worker, are few and their number is fixed; the rest is drawn.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final, NamedTuple
 
+WAVE_MS: Final = 500
 DELAY_MS_MAX: Final = 15_000
 # A cancel or a new definition that comes this long before its job is due came in time, even where its producer is a little late.
 AHEAD_MS: Final = 2_500
@@ -42,7 +46,7 @@ class Step(NamedTuple):
     """One thing that a producer asks for.
 
     Attributes:
-        at_ms: when, counted from the start.
+        at_ms: when, counted from the start; of one wave all the same, and no two of them concern one job.
         verb: "schedule", "replace", "cancel", or "spoil": write a record that nobody can read.
         delay_ms: how long after `at_ms` the job is due.
         expires_ms: how long after that no attempt may start any more; 0 for never.
@@ -64,7 +68,7 @@ def script(workload: Workload) -> list[Step]:
     steps: list[Step] = []
     for number in range(workload.jobs):
         steps += _steps(random, number, number * workload.span_ms // workload.jobs, workload)
-    return sorted(steps, key=lambda step: step.at_ms)
+    return sorted((step._replace(at_ms=_wave(step.at_ms), delay_ms=_wave(step.delay_ms)) for step in steps), key=lambda step: step.at_ms)
 
 
 def _steps(random: Random, number: int, at_ms: int, workload: Workload) -> list[Step]:
@@ -77,16 +81,20 @@ def _steps(random: Random, number: int, at_ms: int, workload: Workload) -> list[
         step = step._replace(crash_limit=random.choice((1, 2)))
     steps = [step]
     if delay_ms > 2 * AHEAD_MS and random.random() < 0.3:
-        later_ms = at_ms + random.randrange(100, delay_ms - AHEAD_MS)
+        later_ms = at_ms + random.randrange(WAVE_MS, delay_ms - AHEAD_MS)
         if random.random() < 0.7:
             steps.append(Step(later_ms, "cancel", step.job_id))
         else:
             steps.append(step._replace(at_ms=later_ms, verb="replace", delay_ms=random.randrange(5_000)))
     elif random.random() < 0.03:
-        steps.append(Step(at_ms + delay_ms + random.randrange(500), "cancel", step.job_id))
+        steps.append(Step(at_ms + delay_ms + WAVE_MS, "cancel", step.job_id))
     if number % BAD_ONE_OF == BAD_ONE_OF // 3:
         steps.append(Step(at_ms, "spoil", f"bad-{number:05}"))
     return steps
+
+
+def _wave(at_ms: int) -> int:
+    return at_ms // WAVE_MS * WAVE_MS
 
 
 def _behaviour(random: Random, number: int) -> tuple[str, dict[str, Any]]:

@@ -1,14 +1,16 @@
 """One producer of a fault test, as a process: `python -m tests.chaos.producer`. Asks for its share of the script, and writes down each
 call before it makes it, and what it was told.
 
-Killed and started again, it goes on with the step at which it was: as any program would that does not know what became of its last call.
+Killed and started again, it goes on with the wave at which it was: as any program would that does not know what became of its last calls.
 A call without an answer is repeated, byte for byte the same, until it has one or time is up for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,29 +29,34 @@ from tests.chaos.notes import Notes, notes_of
 # Longer than a broker's fail-over; an unknown answer is repeated.
 CALL_TIMEOUT_S: Final = 8.0
 CALLS_MAX: Final = 4
+THREADS: Final = 32
 GARBAGE: Final = b"\x00this is no command"
 
 
 class Producer:
-    """Goes through its steps.
+    """Goes through its steps, wave by wave; those of one wave at the same time.
 
     Args:
         name: its own, which no other producer of this run has.
         notes: where it writes down what it does.
+        start_ms: when the script begins.
     """
 
-    def __init__(self, name: str, intake: KafkaIntake, notes: Notes, done: int) -> None:
+    def __init__(self, name: str, intake: KafkaIntake, notes: Notes, start_ms: int) -> None:
         self._name = name
         self._intake = intake
         self._notes = notes
-        self._step = done
+        self._start_ms = start_ms
+        self._wave_ms = 0
+        self._calls = itertools.count()
         self._life = time.time_ns()  # tells the calls of this process from those of the one before it
 
-    def run(self, steps: Sequence[Step], start_ms: int) -> None:
-        for step in steps[self._step :]:
-            time.sleep(max(0.0, (start_ms + step.at_ms - _now_ms()) / 1_000))
-            self._take(step)
-            self._step += 1
+    def run(self, steps: Sequence[Step], from_ms: int) -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            for self._wave_ms, wave in itertools.groupby(steps, lambda step: step.at_ms):
+                if self._wave_ms >= from_ms:
+                    time.sleep(max(0.0, (self._start_ms + self._wave_ms - _now_ms()) / 1_000))
+                    list(pool.map(self._take, wave))
 
     def _take(self, step: Step) -> None:
         key, now_ms = step.job_id.encode(), _now_ms()
@@ -60,16 +67,16 @@ class Producer:
             value = codec.encode_cancel(cancel_command(step.job_id, now_ms))
             asked = CancelInvoked(now_ms, "", step.job_id)
         else:
-            command = schedule_command(_job(step, now_ms), now_ms, lambda _now_ms: step.job_id)
+            command = schedule_command(_job(step, self._start_ms), now_ms, lambda _now_ms: step.job_id)
             value = codec.encode_schedule(command)
             replaces = step.verb == "replace"
             asked = EnqueueInvoked(now_ms, "", step.job_id, command["due_ms"], now_ms, command["limits"], replaces)
-        for number in range(CALLS_MAX):
-            if self._call(number, asked, key, value):
+        for _ in range(CALLS_MAX):
+            if self._call(asked, key, value):
                 return
 
-    def _call(self, number: int, asked: Any, key: bytes, value: bytes) -> bool:
-        call = f"{self._name}-{self._step}-{self._life}-{number}"
+    def _call(self, asked: Any, key: bytes, value: bytes) -> bool:
+        call = f"{self._name}-{self._wave_ms}-{self._life}-{next(self._calls)}"
         if asked is not None:
             self._notes.tell(asked._replace(at_ms=_now_ms(), call=call))
         answer: Event
@@ -83,8 +90,8 @@ class Producer:
         return isinstance(answer, Acknowledged)
 
 
-def steps_done(notes: Iterator[Event]) -> int:
-    """Which step a producer was at, by what it wrote down before it was killed."""
+def wave_of(notes: Iterator[Event]) -> int:
+    """Which wave a producer was at, by what it wrote down before it was killed."""
     return max((int(event.call.split("-")[2]) for event in notes if isinstance(event, (EnqueueInvoked, CancelInvoked))), default=0)
 
 
@@ -93,8 +100,8 @@ def share(workload: Workload, number: int, producers: int) -> list[Step]:
     return [step for step in script(workload) if int(step.job_id.rpartition("-")[2]) % producers == number]
 
 
-def _job(step: Step, now_ms: int) -> Job:
-    at_ms = now_ms + step.delay_ms
+def _job(step: Step, start_ms: int) -> Job:
+    at_ms = start_ms + step.at_ms + step.delay_ms
     job = Job(step.task, step.payload, at=at_ms, job_id=step.job_id, crash_limit=step.crash_limit)
     if step.verb == "replace":
         job = job._replace(on_conflict="replace")
@@ -120,10 +127,10 @@ def main(
 ) -> None:
     """One producer's share of a fault test."""
     name = f"producer-{number}"
-    done = steps_done(notes_of(folder, name))
+    from_ms = wave_of(notes_of(folder, name))
     intake = KafkaIntake(KafkaConfig(bootstrap_servers, {"client.id": name}), Topology(prefix).intake, CALL_TIMEOUT_S)
-    producer = Producer(name, intake, Notes(folder, name), done)
-    producer.run(share(Workload(seed, jobs, span_ms), number, producers), start_ms)
+    producer = Producer(name, intake, Notes(folder, name), start_ms)
+    producer.run(share(Workload(seed, jobs, span_ms), number, producers), from_ms)
 
 
 if __name__ == "__main__":

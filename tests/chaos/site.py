@@ -43,9 +43,10 @@ TOPOLOGY: Final = Topology("chaos")
 NODES: Final = (1, 2, 3)
 EACH: Final = 3  # processors, and workers
 PRODUCERS: Final = 2
-PARTITIONS: Final = 6
+PARTITIONS: Final = 4
 CONCURRENCY: Final = 24
 READY_S: Final = 60.0
+SETTLE_S: Final = 30.0
 _ASK_S: Final = 3.0
 _TRANSACTIONS: Final = "__transaction_state"
 TRANSACTION_PARTITIONS: Final = 6  # of Kafka's own log of transactions: infra/broker/server.properties
@@ -102,6 +103,7 @@ class Site:
         self.sink = Sink(self.notes)
         self.history: list[Event] = []
         self.unexpected: list[str] = []
+        self.complaint = ""
         self.restarts = 0
         self.small_disk = ""
         self.machines: dict[str, Machine] = {}
@@ -230,12 +232,30 @@ class Site:
         return all(machine.finished for machine in self.of("producer"))
 
     def shares(self, role: str) -> Mapping[str, frozenset[int]]:
-        """Which partitions each processor, or worker, holds; empty where that is not settled or cannot be asked."""
+        """Which partitions each processor, or worker, holds; empty where that is not settled or cannot be asked just now."""
         group = TOPOLOGY.processor_group if role == "processor" else TOPOLOGY.worker_group(QUEUE_DEFAULT)
         try:
             return self.questions.members(group)
-        except DuewheelError:
+        except DuewheelError as error:
+            self.complaint = str(error)
             return {}
+
+    def settled_shares(self, role: str) -> Mapping[str, frozenset[int]]:
+        """The same, waiting until somebody holds each partition.
+
+        Raises:
+            EnvironmentFailure: nobody could say so for too long.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        shares = self.shares(role)
+        while sum(map(len, shares.values())) < PARTITIONS:
+            if time.monotonic() > deadline:
+                why = self.complaint or "the group is not settled"
+                raise EnvironmentFailure(f"for {SETTLE_S:g} s nobody could say which {role} holds which partition: {why}; {shares}")
+            self.questions = KafkaCluster(self.kafka)  # a client may go on asking a coordinator that is none any more
+            time.sleep(0.5)
+            shares = self.shares(role)
+        return shares
 
     def _all_serve(self) -> bool:
         return all(
