@@ -200,7 +200,7 @@ def redrive(**options: Any) -> None:
       duewheel dead redrive --task send_email --error SMTPServerDisconnected --since 2h
       duewheel dead redrive --queue reports --until 2030-01-31T18:00:00Z --dry-run
 
-    Running the same command twice redrives each run once: the second finds nothing to redrive.
+    Running the same command twice redrives each death once: the second finds nothing to redrive, but for runs that died again meanwhile.
     """
     Change(Closing.REDRIVEN, "redrive", **options).run()
 

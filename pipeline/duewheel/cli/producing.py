@@ -41,7 +41,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Send this file's bytes as they are; - is standard input."),
         option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
         option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
-        option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers."),
+        option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers; `duewheel topics apply -q` makes queues."),
         option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
         option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
                 help="Where the job id is known already: ignore this job, or replace that one."),
@@ -111,6 +111,9 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
 
     Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it. Only with
     --on-conflict replace the second may define the job, and run it, once more.
+
+    What is printed is what was asked for. What holds, `duewheel state` shows; and what was refused, as for a queue that does not exist,
+    `duewheel dead list --refused`.
 
     What is said here of attempts, waits and --run-timeout wins over what the task says of itself.
     """

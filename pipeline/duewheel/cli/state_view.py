@@ -125,7 +125,10 @@ def _unknown(seen: Seen) -> str:
     after = past.after(DEFINITION)
     if after is not None:
         return f"not yet: it was defined at {moment(after.written_ms)}"
-    return f"no: {seen.topic} [{seen.partition}] has nothing of it; it was never scheduled, or was forgotten some days ago"
+    return (
+        f"no: {seen.topic} [{seen.partition}] has nothing of it; it was never scheduled, or was forgotten some days ago, "
+        "or was refused: duewheel dead list --refused tells why"
+    )
 
 
 def _silence(seen: Seen) -> Iterator[str]:
