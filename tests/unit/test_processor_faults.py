@@ -268,3 +268,25 @@ def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing
     schedule(world, next(f"more-{n}" for n in range(99) if partition_of(f"more-{n}".encode(), 2) == 0), world.now_ms)
     instance.turn(3)
     assert len(dispatches(world)) == 2
+
+
+def test_what_is_claimed_while_another_is_being_replayed_misses_nothing_of_its_changelog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one waits for a record of its changelog that cannot be read yet, as of a transaction that is open."""
+    world = World()
+    instance = Instance(world, 0, 1)
+    schedule(world, job_of(0), world.now_ms)
+    schedule(world, job_of(1), world.now_ms)
+    instance.turn(20)
+    instance.intake.events.append(lambda: instance.processor.lost([0, 1]))
+    instance.turn(1)
+    log = world.log(TOPOLOGY.state, 0)
+    monkeypatch.setattr(
+        world, "watermarks", lambda topic, partitions: {p: (0, len(world.log(topic, p)) + (world.log(topic, p) is log)) for p in partitions}
+    )
+    instance.assign(0, turns=3)
+    instance.assign(1, turns=3)
+    assert instance.processor.stages[0] == Stage.REPLAYING
+    log.append(log[-1])
+    instance.turn(10)
+    assert set(instance.processor.stages.values()) == {Stage.ACTIVE}
+    assert dispatched(world) == sorted([job_of(0).encode(), job_of(1).encode()]), "known to have been dispatched already"

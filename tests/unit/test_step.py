@@ -537,6 +537,20 @@ def test_what_its_worker_found_expired_is_over() -> None:
     assert world.phase() == Phase.EXPIRED
 
 
+def test_a_worker_whose_clock_is_ahead_expires_nothing_before_its_time() -> None:
+    world = World()
+    world.step(schedule(limits=limits(expires_ms=NOW_MS + 20_000)))
+    step = world.step(outcome(1, Result.EXPIRED))
+    assert (step.counts.expired, world.phase()) == (0, Phase.WAITING)
+    world.now_ms += 5_000
+    (again,) = world.step().dispatches
+    assert (again.attempt, again.token) == (1, 2)
+    world.now_ms += 14_000
+    world.step(outcome(2, Result.EXPIRED))
+    world.now_ms += 1_000
+    assert (world.step().dispatches, world.phase(), world.timers) == ([], Phase.EXPIRED, set())
+
+
 def test_the_total_timeout_runs_from_the_first_dispatch() -> None:
     world = World()
     world.step(schedule(due_ms=NOW_MS + 50, limits=limits(total_timeout_ms=1_000)))

@@ -55,11 +55,11 @@ PARKED_MS: Final = 5_000
 HORIZON_MS: Final = MINUTE_MS
 HORIZON_TIMERS_MAX: Final = 50_000
 
-# A claim must fit into the metadata of a committed offset, for which brokers allow 4,096 bytes (offset.metadata.max.bytes). The owner's
-# name (a prefix, ".worker." and 32 digits) and five characters around it leave 3,941 characters of base64, which are 2,955 bytes; 9 of
-# them say how far the claim reaches, and the rest lists unfinished dispatches, by distance from the one before. Mostly a distance takes
-# one byte (under 128, commit markers included); 1,400 at two bytes are 2,800, and a ledger refuses claims that would not fit.
-CLAIM_METADATA_BYTES_MAX: Final = 4_096
+# A claim must fit into the metadata of a committed offset, which brokers refuse from 4,096 bytes on (offset.metadata.max.bytes). The
+# owner's name (a prefix, ".worker." and 32 digits) and five characters around it leave 3,940 characters of base64, which are 2,955 bytes;
+# 9 of them say how far the claim reaches, and the rest lists unfinished dispatches, by distance from the one before. Mostly a distance
+# takes one byte (under 128, commit markers included); 1,400 at two bytes are 2,800, and a ledger refuses claims that would not fit.
+CLAIM_METADATA_BYTES_MAX: Final = 4_095
 CLAIM_OWNER_CHARS_MAX: Final = 150
 CLAIM_DISPATCHES_MAX: Final = 1_400
 

@@ -358,7 +358,7 @@ class Step:
             self.counts.returned += 1
             self._again(job_id, state, result, trails.ending_told(state, record))
         elif after is Phase.WAITING:
-            self._put_off(job_id, state, record)
+            self._put_off(job_id, state, record, trails.delay_of(record))
         elif after is Phase.FAILED:
             self._fail(job_id, state, record)
         elif result == Event.STARTED or result == Event.HEARTBEAT:
@@ -366,6 +366,8 @@ class Step:
         elif after is Phase.DISCARDED:
             self.counts.discarded += 1
             self._end(job_id, state, after, record, trails.ended(state["trail"], trails.ending_told(state, record)))
+        elif after is Phase.EXPIRED and self._may_start(job_id, state):
+            self._put_off(job_id, state, record, PARKED_MS)  # the worker's clock is ahead of ours; another's may not be
         else:
             if after is Phase.EXPIRED:
                 self.counts.expired += 1
@@ -397,13 +399,18 @@ class Step:
         if after is Phase.CANCELLING and known is not None:
             self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
 
-    def _put_off(self, job_id: str, state: State, record: Outcome) -> None:
+    def _may_start(self, job_id: str, state: State) -> bool:
+        """Whether there is a time after which no attempt may start, and it has not come."""
+        known = self._governing(job_id, state)
+        return known is not None and self.now_ms < trails.expires_ms(known.limits)
+
+    def _put_off(self, job_id: str, state: State, record: Outcome, delay_ms: int) -> None:
         """Lets a run wait for its next attempt, where there may be one."""
         known = self._governing(job_id, state)
         if known is None:
             self._supersede(job_id, state)
             return
-        wake_ms, trail, attempt = self.now_ms + trails.delay_of(record), state["trail"], state["attempt"]
+        wake_ms, trail, attempt = self.now_ms + delay_ms, state["trail"], state["attempt"]
         if record["result"] == Event.RETRY:
             self.counts.retried += 1
             trail = trails.ended(trail, trails.ending_told(state, record))

@@ -491,12 +491,13 @@ class Processor:
 
     def _restore(self, now_ms: int) -> None:
         claiming = [p for p in self._partitions.values() if p.stage == Stage.CLAIMING]
-        replaying = [p for p in self._partitions.values() if p.stage == Stage.REPLAYING]
         if claiming:
             try:
                 self._restoring.claim(claiming, now_ms)
             except (BrokerUnavailable, CommitRefused) as error:
                 self._check_contact(error)  # whatever keeps us from these partitions must not keep us from the others
+        # Only now: those that were just claimed are being read already, and what is read for others than these is dropped.
+        replaying = [p for p in self._partitions.values() if p.stage == Stage.REPLAYING]
         if replaying:
             self._restoring.replay(replaying, now_ms)
 

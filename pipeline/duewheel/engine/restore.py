@@ -111,7 +111,8 @@ class Restore:
 
     def _fence(self, found: dict[int, GroupPosition], intake: dict[int, tuple[int, int]]) -> None:
         """Ends what those left open who are named as owners and did not release."""
-        dead = {name for position in found.values() if (name := owner_of(position.metadata)) not in (None, self._output.name)}
+        owners = {owner_of(position.metadata) for position in found.values()}
+        dead = sorted(name for name in owners if name is not None and name != self._output.name)
         if dead:
             # First let the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced
             # must not fence its successor. Committing what is committed changes nothing.
@@ -119,7 +120,6 @@ class Restore:
             same = [Offset(topic, n, intake[n][0] if at is None else at, metadata) for n, (at, metadata) in found.items()]
             self._intake.commit(same)
         for name in dead:
-            assert name is not None
             log.info("processor.fencing", name=name)
             self._cluster.fence(name)
 
