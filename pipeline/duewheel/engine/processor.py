@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 import structlog
 
@@ -39,6 +40,7 @@ from duewheel.core.refusals import Headers, Refusal, refuse
 from duewheel.core.step import Counts, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology
+from duewheel.engine.dealing import Dealer
 from duewheel.engine.doubts import Doubts
 from duewheel.engine.intake import Command, CommandReader, Kind, unknown_queue
 from duewheel.engine.partition import Partition, Stage
@@ -68,10 +70,6 @@ _WAIT_BUSY_S: Final = 0.002
 _WAIT_IDLE_S: Final = 0.010
 _BUSY_MS: Final = 1_000
 _WAIT_PENDING_S: Final = 0.001  # a commit takes 3 ms; what it frees should not wait for more
-
-# Dispatches are dealt to the partitions of their queue in runs of so many: each partition that a transaction touches costs the brokers
-# most of a millisecond, and a worker, which runs 10 handlers at a time by default, can start one such run at once.
-_DEALT_TOGETHER: Final = 8
 
 # Transactions begin at least this far apart, as long as they carry fewer inputs and timers than a crowd.
 _LINGER_MS: Final = 5
@@ -152,6 +150,7 @@ class Processor:
         self._partitions: dict[int, Partition] = {}
         self._queues: dict[str, int] = {}
         self._doubts = Doubts()
+        self._dealer = Dealer(crc32(output.name.encode()))
         self._sending: set[str] = set()
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
@@ -451,6 +450,7 @@ class Processor:
             batch.changes = batch.partition.changes(batch.step, batch.intake_offset, batch.outcomes_offset)
             offsets.append(Offset(self._topology.intake, number, batch.intake_offset, mine))
             offsets.append(Offset(self._topology.outcomes, number, batch.outcomes_offset, mine))
+        self._dealer.next_transaction()
         with self._output.begin() as transaction:
             for batch in batches:
                 self._publish(transaction, batch, now_ms)
@@ -461,12 +461,12 @@ class Processor:
         state = topology.state
         for key, value in batch.changes:
             produce(state, value, key, number)
-        splice = self._codec.splice_dispatch
+        splice, deal = self._codec.splice_dispatch, self._dealer.deal
         topics = {d.queue: (topology.dispatch(d.queue), self._queue_partitions(d.queue)) for d in batch.step.dispatches}
         for queue, token, job_id, generation, slot_ms, attempt, terms, work in batch.step.dispatches:
             topic, partitions = topics[queue]
             value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, terms, work)
-            produce(topic, value, job_id.encode(), token // _DEALT_TOGETHER % partitions)
+            produce(topic, value, job_id.encode(), deal(queue, partitions))
         for record, partition, headers in batch.forwarded:
             produce(topology.intake, record.value(), record.key(), partition, headers=headers)
         for refusal in batch.refused:
