@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
 from duewheel.adapters.kafka.cluster import KafkaCluster
 from duewheel.adapters.kafka.settings import KafkaConfig
@@ -46,3 +49,31 @@ def test_only_an_unknown_topic_is_missing(cluster: KafkaCluster, code: int, faul
     with pytest.raises(fault, match=said) as caught:
         cluster.partition_count("t")
     assert type(caught.value) is fault
+
+
+class OffsetsAdmin:
+    """Answers every question for an offset, as librdkafka does while the leader of one partition is away: with success."""
+
+    def __init__(self, offsets: Mapping[int, int]) -> None:
+        self._offsets = offsets
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, object], **settings: object) -> dict[TopicPartition, Future[Any]]:
+        answers: dict[TopicPartition, Future[Any]] = {}
+        for at in wanted:
+            answers[at] = Future()
+            answers[at].set_result(SimpleNamespace(offset=self._offsets[at.partition]))
+        return answers
+
+    def poll(self, timeout: float) -> None: ...
+
+
+def test_where_logs_end_is_told_by_partition(cluster: KafkaCluster) -> None:
+    cluster._admin = OffsetsAdmin({0: 7, 1: 0})  # type: ignore[assignment]
+    assert cluster.watermarks("t", [0, 1]) == {0: (7, 7), 1: (0, 0)}
+
+
+@pytest.mark.parametrize("ask", [KafkaCluster.watermarks, KafkaCluster.visible])
+def test_no_offset_is_no_answer(cluster: KafkaCluster, ask: Any) -> None:
+    cluster._admin = OffsetsAdmin({0: 7, 1: OFFSET_INVALID})  # type: ignore[assignment]
+    with pytest.raises(BrokerUnavailable, match=r"no leader of t \[1\] answers"):
+        ask(cluster, "t", [0, 1])

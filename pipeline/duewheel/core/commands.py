@@ -261,7 +261,7 @@ def _check_limits(limits: object, due_ms: int) -> None:
         _refuse(
             Reason.BAD_LIMITS,
             f"expires_ms {expires_ms}, {_instant(expires_ms)}, is not after due_ms {due_ms}, {_instant(due_ms)}; so the job would never "
-            "start: give a later time, or 0 for never",
+            "start: give a later time, or none",
         )
 
 

@@ -56,6 +56,15 @@ class Topology:
         return f"{self.prefix}.worker.{queue}"
 
 
+def making(topic: str) -> str:
+    """The command that makes a topic of an installation, as a person would type it."""
+    prefix, is_dispatch, queue = topic.partition(".dispatch.")
+    if not is_dispatch:
+        prefix = topic.rpartition(".")[0]
+    named = "" if prefix == PREFIX_DEFAULT else f" --prefix {prefix}"
+    return f"duewheel topics apply{named}" + (f" --queue {queue}" if is_dispatch and queue != QUEUE_DEFAULT else "")
+
+
 def queue_fault(queue: str) -> str | None:
     """Why a queue cannot have this name, as the rest of a sentence that begins with the name; None where it can."""
     if len(queue) > QUEUE_CHARS_MAX:

@@ -252,6 +252,8 @@ class DevCluster:
         assert self._run is not None
         ids = range(1, self._count + 1)
         client_ports = [] if self._port is None else [self._port + at for at in range(self._count)]
+        for port in client_ports:
+            _check_free(port)
         free = free_ports(2 * self._count - len(client_ports))
         client_ports += free[: self._count - len(client_ports)]
         controller_ports = free[-self._count :]
@@ -287,6 +289,22 @@ class DevCluster:
         if self._run is not None:
             self._run.release(keep=keep_folder or self._data is not None)
             self._run = None
+
+
+def _check_free(port: int) -> None:
+    """Otherwise a broker that listens there already would answer in place of ours.
+
+    Raises:
+        BadConfiguration: somebody listens on it.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was closed a moment ago is free
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise BadConfiguration(
+                f"port {port} of {HOST} cannot be had ({error.strerror}); choose another with --port, or none, and a free one is taken"
+            ) from error
 
 
 def free_ports(count: int) -> list[int]:

@@ -16,10 +16,12 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from duewheel.adapters.kafka.ends import offsets
 from duewheel.adapters.kafka.positions import committed
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.transactions import fence_producer
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
+from duewheel.core.topology import making
 from duewheel.ports import GroupPosition
 
 _TIMEOUT_S: Final = 5.0
@@ -44,7 +46,7 @@ class KafkaCluster:
             return len(found.partitions)
         where = self._kafka.bootstrap_servers
         if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicMissing(f"topic {topic} does not exist at {where}; make it with: duewheel topics apply")
+            raise TopicMissing(f"topic {topic} does not exist at {where}; make it with: {making(topic)}")
         # No leader yet, not allowed to look, …: it may well exist.
         raise BrokerUnavailable(f"the Kafka cluster at {where} cannot tell of topic {topic}: {found.error.str()}")
 
@@ -117,10 +119,11 @@ class KafkaCluster:
         return {p: (first[p], end[p]) for p in partitions}
 
     def _offsets(self, topic: str, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel) -> dict[int, int]:
-        futures = self._admin.list_offsets(
-            {TopicPartition(topic, p): spec for p in partitions}, isolation_level=isolation, request_timeout=_TIMEOUT_S
-        )
-        return {position.partition: self._answer(future).offset for position, future in futures.items()}
+        try:
+            found = offsets(self._admin, {TopicPartition(topic, p): spec for p in partitions}, isolation, _TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        return {partition: offset for (_, partition), offset in found.items()}
 
     def _answer(self, future: Any) -> Any:
         try:

@@ -17,6 +17,7 @@ import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from duewheel.adapters.kafka.ends import offsets
 from duewheel.adapters.kafka.settings import QUEUE_FULL_BACKOFF_MS, KafkaConfig
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
 from duewheel.ports import Record
@@ -140,8 +141,7 @@ class Follower:
 
     def _offsets(self, partitions: set[Partition], spec: OffsetSpec) -> dict[Partition, int]:
         request = {TopicPartition(topic, p): spec for topic, p in partitions}
-        futures = self._admin.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._request_s)
-        return {(at.topic, at.partition): future.result(self._request_s + 1).offset for at, future in futures.items()}
+        return offsets(self._admin, request, IsolationLevel.READ_COMMITTED, self._request_s)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience_s

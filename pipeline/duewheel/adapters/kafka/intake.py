@@ -33,6 +33,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from duewheel.adapters.kafka.settings import LINGER_MS, KafkaConfig
 from duewheel.core.errors import BadConfiguration, BrokerUnavailable, CallerError, EnvironmentFailure, TopicMissing
+from duewheel.core.topology import making
 from duewheel.ports import Receipt
 
 Report = Callable[[KafkaError | None, Message], None]
@@ -226,7 +227,7 @@ class KafkaIntake:
             channel.discard(producer)
         if error.code() in _MISSING:
             self._ready = False
-            return TopicMissing(f"topic {self._topic} does not exist at {self._address}; make it with: duewheel topics apply")
+            return TopicMissing(f"topic {self._topic} does not exist at {self._address}; make it with: {making(self._topic)}")
         what = "a record" if key is None else f"job {key.decode(errors='replace')}"
         if error.code() in _REFUSED:
             return EnvironmentFailure(

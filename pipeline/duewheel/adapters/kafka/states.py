@@ -12,6 +12,7 @@ from duewheel.adapters.kafka.partitioner import partition_of
 from duewheel.adapters.kafka.readers import KafkaReader
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
+from duewheel.core.topology import making
 from duewheel.ports import Found, Record
 
 _TIMEOUT_S: Final = 5.0
@@ -81,7 +82,7 @@ class KafkaStates:
         if found.error is None:
             return len(found.partitions)
         if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicMissing(f"topic {self._topic} does not exist at {self._address}; make it with: duewheel topics apply")
+            raise TopicMissing(f"topic {self._topic} does not exist at {self._address}; make it with: {making(self._topic)}")
         raise self._unavailable(found.error)
 
     def _asked(self, ask: Callable[[], T]) -> T:

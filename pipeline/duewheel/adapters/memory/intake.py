@@ -8,7 +8,7 @@ from typing import Any
 from duewheel.adapters.memory.broker import RECORD_BYTES_MAX, Broker
 from duewheel.adapters.memory.world import Fault, Process
 from duewheel.core.errors import BrokerUnavailable, CallerError, EnvironmentFailure, TopicMissing
-from duewheel.core.topology import partition_of
+from duewheel.core.topology import making, partition_of
 from duewheel.ports import Receipt
 
 
@@ -55,7 +55,7 @@ class MemoryIntake:
     def _stored(self, key: bytes, value: bytes) -> Receipt:
         logs = self._broker.topics.get(self._topic)
         if logs is None:
-            raise TopicMissing(f"topic {self._topic} does not exist; make it with: duewheel topics apply")
+            raise TopicMissing(f"topic {self._topic} does not exist; make it with: {making(self._topic)}")
         if len(key) + len(value) > RECORD_BYTES_MAX:
             raise EnvironmentFailure(f"job {key.decode(errors='replace')} was refused (MSG_SIZE_TOO_LARGE) and is not stored")
         partition = partition_of(key, len(logs))
