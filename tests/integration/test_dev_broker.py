@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import TopicAdmin
-from duewheel.core.errors import EnvironmentFailure, StateFolderInUse
+from duewheel.core.errors import BadConfiguration, EnvironmentFailure, StateFolderInUse
 from duewheel.core.topology import Topology
 from duewheel.devbroker import DevCluster, Distribution
 
