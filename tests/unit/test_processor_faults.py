@@ -5,7 +5,7 @@ The processor is the real one, its surroundings are those of `tests/engine_world
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -17,7 +17,7 @@ from duewheel.core.model import DeadLetter, Limits, Result
 from duewheel.core.ownership import owned_by
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
-from duewheel.ports import GroupPosition
+from duewheel.ports import CommitRefused, GroupPosition, Offset
 from tests.engine_world import TOPOLOGY, Instance, Memory, World, answer, command, dispatched, dispatches, job_of, schedule
 
 
@@ -290,3 +290,42 @@ def test_what_is_claimed_while_another_is_being_replayed_misses_nothing_of_its_c
     instance.turn(10)
     assert set(instance.processor.stages.values()) == {Stage.ACTIVE}
     assert dispatched(world) == sorted([job_of(0).encode(), job_of(1).encode()]), "known to have been dispatched already"
+
+
+class Pending:
+    """A group whose coordinator went while a transaction of a dead owner was being committed: what is asked without waiting is old.
+
+    Attributes:
+        commits: what the new owner committed to intake, in order.
+        settles_at: from which question on, of those that wait, there is an answer.
+    """
+
+    def __init__(self, instance: Instance, world: World, old: int, new: int, settles_at: int) -> None:
+        self.commits: list[int] = []
+        self._asked, self._settles_at, self._new = 0, settles_at, new
+        self._commit = instance.intake.commit
+        world.group[TOPOLOGY.intake, 0] = GroupPosition(old, owned_by("x.processor." + "0" * 32))
+        instance.intake.committed = self.committed  # type: ignore[method-assign]
+        instance.intake.commit = self.commit  # type: ignore[method-assign]
+
+    def committed(self, partitions: Sequence[int], timeout_s: float) -> dict[int, GroupPosition]:
+        self._asked += 1
+        if self._asked < self._settles_at:
+            raise CommitRefused("pending")
+        return dict.fromkeys(partitions, GroupPosition(self._new, owned_by("x.processor." + "0" * 32)))
+
+    def commit(self, offsets: Sequence[Offset]) -> None:
+        self.commits += [offset.offset for offset in offsets]
+        self._commit(offsets)
+
+
+@pytest.mark.parametrize("settles_at", [1, 2])
+def test_K4_proving_membership_does_not_undo_what_a_transaction_is_about_to_commit(world: World, settles_at: int) -> None:
+    for n in range(5):
+        schedule(world, job_of(0), world.now_ms + 10_000 + n)
+    instance = Instance(world)
+    pending = Pending(instance, world, old=2, new=4, settles_at=settles_at)
+    instance.assign(0)
+    assert instance.processor.stages == {0: Stage.ACTIVE}
+    assert pending.commits
+    assert min(pending.commits) == 4

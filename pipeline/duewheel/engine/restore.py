@@ -38,6 +38,7 @@ _REPLAY_WAIT_S: Final = 0.02
 _REPLAY_TURN_MS: Final = 500
 _REPLAY_BLOCKED_MS: Final = 30_000  # a transaction of a processor has ended by then, whatever became of it
 _COMMITTED_TIMEOUT_S: Final = 3.0
+_SETTLED_TIMEOUT_S: Final = 1.0
 _CLAIM_BACKOFF_MS: Final = 200
 _CLAIM_BACKOFF_MAX_MS: Final = 10_000
 
@@ -114,14 +115,28 @@ class Restore:
         owners = {owner_of(position.metadata) for position in found.values()}
         dead = sorted(name for name in owners if name is not None and name != self._output.name)
         if dead:
-            # First let the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced
-            # must not fence its successor. Committing what is committed changes nothing.
-            topic = self._topology.intake
-            same = [Offset(topic, n, intake[n][0] if at is None else at, metadata) for n, (at, metadata) in found.items()]
-            self._intake.commit(same)
+            self._prove_membership(intake)
         for name in dead:
             log.info("processor.fencing", name=name)
             self._cluster.fence(name)
+
+    def _prove_membership(self, intake: dict[int, tuple[int, int]]) -> None:
+        """Lets the group confirm that we are the owner: a process that was stalled and does not know yet that it was replaced must not
+        fence its successor. Committing what is committed changes nothing.
+
+        Not over a pending position: that of a transaction which is decided, and whose markers are still under way, would be lost, and the
+        store that took it in be rebuilt for nothing. Then fencing must do without proof; at the worst it costs a live successor one
+        transaction, and it recovers.
+
+        Raises:
+            CommitRefused: we are none any more.
+        """
+        try:
+            settled = self._intake.committed(list(intake), _SETTLED_TIMEOUT_S)
+        except CommitRefused:
+            return
+        topic = self._topology.intake
+        self._intake.commit([Offset(topic, n, intake[n][0] if at is None else at, metadata) for n, (at, metadata) in settled.items()])
 
     def replay(self, partitions: Sequence[Partition], now_ms: int) -> None:
         """Reads on in the changelog, and takes what was read into the stores."""
