@@ -32,7 +32,11 @@ def records_bytes_max(desk: Desk, topic: str, count: int) -> Iterator[None]:
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(10)
 
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    deadline = time.monotonic() + 30
     alter(AlterConfigOpType.SET)
+    while admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != str(count):
+        assert time.monotonic() < deadline, "the controller knows it before the broker, but not for so long"
     yield
     alter(AlterConfigOpType.DELETE)
 
@@ -51,10 +55,10 @@ def test_K8_of_a_batch_with_one_failed_record_nothing_is_seen_and_it_repeats(des
     desk.leave(first)
     with records_bytes_max(desk, dispatches, 50_000), capture_logs() as logs:
         second = desk.processor()
-        desk.drive(second, until=lambda: sum(line["event"] == "processor.batch_aborted" for line in logs) >= 3)
+        desk.drive(second, until=lambda: sum(line["event"] == "processor.batch_aborted" for line in logs) >= 1)
         assert [line for line in logs if "large" in str(line.get("error", "")).lower()], logs
         assert (desk.read(dispatches), desk.phases()) == ([], {}), "half a batch"
-    desk.drive(second, until=lambda: len(desk.dispatches()) >= len(records))
+    desk.drive(second, until=lambda: len(desk.dispatches()) >= len(records), timeout_s=75)  # its queue may rest for up to a minute
     desk.drive_for(second, seconds=0.2)
     assert desk.dispatched() == sorted([*small, large])
     desk.answer(desk.dispatches())
@@ -68,8 +72,6 @@ def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_i
     make_queue(desk, "refusing")
     processor = desk.active()
     refused = job_ids(20, prefix="refused")
-    desk.publish(raw_schedule(job_id, now_ms() + 1_000, queue="refusing", payload=NOISE) for job_id in refused)
-    desk.drive(processor, until=lambda: sum((m.key() or b"")[:1] == b"d" for m in desk.seen(desk.topology.state)) >= len(refused))
     others: list[str] = []
 
     def others_go_on() -> bool:
@@ -80,6 +82,8 @@ def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_i
         return is_parked(desk, [*refused, "new"])
 
     with records_bytes_max(desk, desk.topology.dispatch("refusing"), 50_000), capture_logs() as logs:
+        desk.publish(raw_schedule(job_id, now_ms() + 1_000, queue="refusing", payload=NOISE) for job_id in refused)
+        desk.drive(processor, until=lambda: sum((m.key() or b"")[:1] == b"d" for m in desk.seen(desk.topology.state)) >= len(refused))
         desk.schedule("new", now_ms(), queue="refusing", payload=NOISE)
         desk.drive(processor, until=others_go_on)
         assert {line["queue"] for line in logs if line["event"] == "processor.queue_doubted"} == {"refusing"}
