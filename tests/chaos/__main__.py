@@ -68,7 +68,7 @@ def main(
     again = _command(jobs, seed, span_ms, chosen, bounds)
     click.echo(f"chaos: {jobs:,} jobs in {span_ms / 1_000:.0f} s, seed {seed}", err=True)
     run = RunFolder.take(folder, "chaos")
-    kept: Path | None = run.path.with_name(f"failed-{run.path.name}")  # under its own name the next run would sweep it
+    kept: Path | None = run.path.with_name(f"kept-{run.path.name}")  # under its own name the next run would sweep it
     try:
         result = Course(folder, run, Workload(seed, jobs, span_ms), chosen, bounds, _show).run()
         if result.proven and not keep:

@@ -14,6 +14,11 @@ _BYTES: Final = (16, 4_096)
 _HOT: Final = ("*.sst", "*.log", "CURRENT")
 
 
+def is_possible(stores: Path) -> bool:
+    """Whether there is anything to be damaged."""
+    return any((partition / "CURRENT").exists() for partition in _partitions(stores))
+
+
 def delete(stores: Path, random: Random) -> str:
     """Deletes one partition's store, or all. Gives what was done, in words."""
     partitions = _partitions(stores)
@@ -40,7 +45,7 @@ def overwrite(stores: Path, random: Random, *, is_open: bool) -> str:
             chosen = random.choice(files)
             with contextlib.suppress(FileNotFoundError):  # RocksDB deletes files while it works
                 done.append(f"{partition.name}/{chosen.name} {_spoil(chosen, random)}")
-    return ", ".join(done) or "nothing was there to be damaged"
+    return ", ".join(done) or "nothing: it was being made anew"
 
 
 def _spoil(path: Path, random: Random) -> str:

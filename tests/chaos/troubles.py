@@ -149,7 +149,7 @@ class Troubles:
     def _kill(self, role: str) -> None:
         machine = self._victim(self._site.of(role))
         if machine is None:
-            return self._none(role, lambda: self._kill(role))
+            return self._again(role, self._kill)
         fault = self._begin("kill", machine.name)
         machine.child.kill()
         self._end(fault)
@@ -158,17 +158,16 @@ class Troubles:
     def _pause(self, role: str, lasts_s: float) -> None:
         machine = self._victim(self._site.of(role))
         if machine is None:
-            return self._none(role, lambda: self._pause(role, lasts_s))
+            return self._again(role, lambda role: self._pause(role, lasts_s))
         fault = machine.busy = self._begin("pause", machine.name)
         machine.child.pause()
         return self._later(lasts_s, lambda: self._free(machine, fault, machine.child.resume))
 
-    def _none(self, role: str, again: Action) -> None:
-        """Nobody of this role can be broken now: a little later, or another role where its work is done."""
+    def _again(self, role: str, action: Callable[[str], None]) -> None:
+        """Nobody of this role can be broken now: a little later, and one of another role where the work of these is done."""
         if role == "producer" and self._site.producers_finished():
             role = self._random.choice(("processor", "worker"))
-            return self._kill(role)
-        return self._later(_AGAIN_S, again)
+        self._later(_AGAIN_S, lambda: action(role))
 
     def _cut(self, how: Cut, lasts_s: float) -> None:
         machine = self._victim([m for m in self._site.machines.values() if m.lane is not None])
@@ -250,6 +249,8 @@ class Troubles:
         if machine is None:
             return self._later(_AGAIN_S, lambda: self._damage(number))
         stores, random = self._site.stores(machine), self._random
+        if not damage.is_possible(stores):  # it has none yet, or it is being made anew
+            return self._later(_AGAIN_S, lambda: self._damage(number))
         self.damaged.add(machine.name)
         if number % 3 == 1:  # while it works with them
             what = damage.overwrite(stores, random, is_open=True)
