@@ -41,7 +41,7 @@ _NO_OFFSETS: Final = Bug(
 )
 BUGS: Final[dict[str, tuple[Bug, ...]]] = {
     # Fencing by name alone would hide it: whoever takes over ends what the one before has open. So that goes too.
-    "offsets not sent in timer-only batches": (_NO_OFFSETS, Bug(Restore, "_fence", "for name in ", "for name in () and ")),
+    "offsets not sent in timer-only batches": (_NO_OFFSETS, Bug(Restore, "_fence", "for name in dead:", "for name in ():")),
     "store written before the commit": (
         Bug(
             Processor,
