@@ -99,7 +99,7 @@ def test_K10_a_queue_that_refuses_records_stops_no_other_and_its_jobs_run_when_i
     assert sorted(d["job_id"] for d in desk.all_dispatches("refusing")) == sorted([*refused, "new"])
     assert desk.dispatched() == sorted(others)
     assert desk.dead_letters() == []
-    assert max(late_ms) < 15_000, "until it was found"
+    assert max(late_ms) < 45_000, "until it was found"
     desk.check_stores("a")
 
 
