@@ -9,13 +9,15 @@ from duewheel.core.step import Step
 from tests.simulation.planted import BUGS, Bug, find
 
 SEEDS = range(1, 301)
+# Tried first, since it found this bug before: it takes a minute to come to it.
+LIKELY = {"offsets not sent in timer-only batches": 162}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    trial = find(name, SEEDS)
+    trial = find(name, (LIKELY.get(name, 1), *SEEDS))
     assert trial is not None, f"{name}: not found by seeds {SEEDS.start} to {SEEDS.stop - 1}"
 
 
