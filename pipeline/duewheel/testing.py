@@ -168,7 +168,7 @@ class _Intake:
             run.started_ms = self._clock.wall_ms()
             _perform(run, Context(dispatch, queue))
             run.finished_ms = self._clock.wall_ms()
-            reports.end(run)
+            reports.end((run,))
         ((_, value, _, _),) = reports.waiting()
         return codec.decode_outcome(value)
 

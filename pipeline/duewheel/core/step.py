@@ -377,6 +377,9 @@ class Step:
 
     def _end(self, job_id: str, state: State, after: Phase, record: Outcome, trail: Trail | None) -> None:
         output = record["output"]
+        if output is None and trail is None and record["error"] is None and state["trail"] is None:  # as most runs end
+            self.states[job_id] = {**state, "phase": after, "changed_ms": self.now_ms, "error": None}
+            return
         if output is not None:
             output = trails.output_of(record) if after is Phase.SUCCEEDED else None
         if trail is not None or output is not None:
@@ -483,9 +486,8 @@ class Step:
                 self._first(job_id, known)
 
     def _first(self, job_id: str, known: Defined) -> None:
-        late_ms = self.now_ms - known.due_ms
-        if late_ms > self.counts.late_ms_max:
-            self.counts.late_ms_max = late_ms
+        if self.now_ms - known.due_ms > self.counts.late_ms_max:
+            self.counts.late_ms_max = self.now_ms - known.due_ms
         if known.limits is None:
             self._dispatch(job_id, known, 1, 0, None, None)
         else:

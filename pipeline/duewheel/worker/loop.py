@@ -277,7 +277,8 @@ class Worker:
             return False
         run.fail(error)
         run.finished_ms = self._clock.wall_ms()
-        self._conclude(run)
+        self._finish((run,))
+        self._reports.end((run,))
         return True
 
     # --- poll ---
@@ -350,24 +351,23 @@ class Worker:
             # What was turned away at the last moment never started, and took no time.
             spent_ms = sum(run.finished_ms - run.started_ms for run in runs if run.started_ms)
             self._window.observe(len(runs), spent_ms, self._polled_ms)
-            for run in runs:
-                self._conclude(run)
+            self._finish(runs)
+            self._reports.end(runs)
             self._quiet_turns = 0
 
-    def _conclude(self, run: Run) -> None:
-        self._finish(run)
-        self._reports.end(run)
+    def _finish(self, runs: Sequence[Run]) -> None:
+        self._dismiss(runs)
+        for run in runs:
+            holding = run.holding
+            if holding.standing is not Standing.GONE:
+                holding.finish(run.offset)
 
-    def _finish(self, run: Run) -> None:
-        self._dismiss(run)
-        if run.holding.held:
-            run.holding.finish(run.offset)
-
-    def _dismiss(self, run: Run) -> None:
-        self._in_flight -= 1
-        self._bytes -= run.record_bytes
-        if run.dispatch["terms"] is not None:
-            self._lives.leave(run.dispatch)
+    def _dismiss(self, runs: Sequence[Run]) -> None:
+        self._in_flight -= len(runs)
+        for run in runs:
+            self._bytes -= run.record_bytes
+            if run.dispatch["terms"] is not None:
+                self._lives.leave(run.dispatch)
 
     # --- claims ---
 
@@ -575,7 +575,7 @@ class Worker:
             return verdict is not None
 
         for run in self._pick_out(is_over):
-            self._finish(run)
+            self._finish((run,))
             self._reports.unrun(run.dispatch, run.key, verdicts[run])
 
     def _withdraw(self, unwanted: Callable[[Run], bool]) -> None:
@@ -589,10 +589,10 @@ class Worker:
                 if run.offset in kept:
                     self._interrupt(run)
                 else:
-                    self._dismiss(run)
+                    self._dismiss((run,))
 
     def _interrupt(self, run: Run) -> None:
-        self._finish(run)
+        self._finish((run,))
         self._reports.interrupt(run, _INTERRUPTED)
 
     def _await_ends(self, leaving: Sequence[Holding], deadline_ms: int) -> None:

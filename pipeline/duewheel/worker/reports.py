@@ -13,6 +13,7 @@ more is claimed either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from duewheel.core.errors import UndecodableRecord
@@ -64,12 +65,32 @@ class Reports:
 
     # --- what there is to say ---
 
-    def end(self, run: Run) -> None:
-        """It ended, as it says itself."""
-        if self._words:
-            self._words.pop(run, None)
-        error, output = run.error, run.output
-        self._outcome(run.dispatch, run.key, run.result, run.started_ms, run.finished_ms, error, run.retry_after_ms, output=output)
+    def end(self, runs: Sequence[Run]) -> None:
+        """They ended, as they say themselves."""
+        words, worker, topic = self._words, self._worker, self._outcomes_topic
+        encode, add = self._codec.encode_outcome, self._reports.append
+        for run in runs:
+            if words:
+                words.pop(run, None)
+            dispatch = run.dispatch
+            value = encode(
+                {
+                    "token": dispatch["token"],
+                    "job_id": dispatch["job_id"],
+                    "slot_ms": dispatch["slot_ms"],
+                    "attempt": dispatch["attempt"],
+                    "result": run.result,
+                    "started_ms": run.started_ms,
+                    "finished_ms": run.finished_ms,
+                    "worker": worker,
+                    "error": run.error,
+                    "retry_after_ms": run.retry_after_ms,
+                    "lease_ms": 0,
+                    "output": run.output,
+                }
+            )
+            self._bytes += len(value)
+            add((topic, value, run.key, dispatch["timer_partition"]))
 
     def interrupt(self, run: Run, result: str) -> None:
         """It ends, before its handler does or began."""
@@ -122,9 +143,8 @@ class Reports:
         finished_ms: int,
         error: Failure | None,
         retry_after_ms: int = 0,
-        output: bytes | None = None,
     ) -> None:
-        outcome = self._record(dispatch, result, started_ms, finished_ms, error, retry_after_ms, 0, output)
+        outcome = self._record(dispatch, result, started_ms, finished_ms, error, retry_after_ms, 0, None)
         self._add((self._outcomes_topic, self._codec.encode_outcome(outcome), key, dispatch["timer_partition"]))
 
     def _add(self, report: Report) -> None:
