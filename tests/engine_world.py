@@ -274,6 +274,7 @@ def schedule(world: World, job_id: str, due_ms: int, queue: str = "default", pay
         "retention_ms": 86_400_000,
         "queue": queue,
         "limits": limits,
+        "recurrence": None,
         "work": {"task": "t", "content_type": "application/octet-stream", "payload": payload, "headers": {}, "policy": None},
     }
     command(world, job_id, codec.encode_schedule(record))

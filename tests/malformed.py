@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from duewheel.adapters.avro import codec, varints
 from duewheel.core.errors import Reason
 from duewheel.core.limits import RECORD_BYTES_MAX
-from duewheel.core.model import Limits, Policy, Schedule
+from duewheel.core.model import Limits, Policy, Recurrence, Schedule
 from tests.records import TIME_MS
 
 
@@ -30,6 +30,7 @@ SCHEDULE: Final[Schedule] = {
     "retention_ms": 86_400_000,
     "queue": "default",
     "limits": None,
+    "recurrence": None,
     "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {"a": "b", "c": "d"}, "policy": None},
 }
 VALUE: Final = codec.encode_schedule(SCHEDULE)
@@ -53,6 +54,22 @@ _POLICY: Final[Policy] = {
 }
 _LIMITS: Final[Limits] = {"expires_ms": TIME_MS, "total_timeout_ms": 5, "crashes_max": 2}
 GUARDED: Final = codec.encode_schedule({**SCHEDULE, "limits": _LIMITS, "work": {**SCHEDULE["work"], "policy": _POLICY}})
+_RECURRENCE: Final[Recurrence] = {
+    "kind": "EVERY",
+    "every_ms": 5,
+    "expression": "e",
+    "zone": "z",
+    "start_ms": TIME_MS,
+    "end_ms": 0,
+    "runs_max": 2,
+    "jitter_ms": 3,
+    "misfire": "ALL",
+    "misfire_max": 4,
+    "grace_ms": 6,
+    "overlap": "ALLOW",
+    "overlap_max": 7,
+}
+RECURRING: Final = codec.encode_schedule({**SCHEDULE, "recurrence": _RECURRENCE})
 
 _FACTOR: Final = struct.pack("<d", 1.5)
 _JITTER: Final = b"\x0e" + bytes(8)  # after the 7 of delay_ms_max
@@ -61,6 +78,8 @@ _CLASSES: Final = b"\x04\2A\2B\0"
 _MANY: Final = b"".join(b"\x08%04d\0" % number for number in range(1_100))
 _WITH_SIZE: Final = varints.long(-1_100) + varints.long(len(_MANY)) + _MANY
 _LIMITS_BYTES: Final = b"\2" + _TIME + b"\x0a\x04"
+_KIND: Final = b"\0\2\0\x0a\2e\2z"  # after limits that are null, and the branch
+_MISFIRE: Final = b"\x06\x04\x08\x0c\2\x0e"  # between jitter_ms and the end
 
 
 def _swap(old: bytes, new: bytes) -> bytes:
@@ -71,6 +90,11 @@ def _swap(old: bytes, new: bytes) -> bytes:
 def _guarded(old: bytes, new: bytes) -> bytes:
     assert GUARDED.count(old) == 1
     return GUARDED.replace(old, new)
+
+
+def _recurring(old: bytes, new: bytes) -> bytes:
+    assert RECURRING.count(old) == 1
+    return RECURRING.replace(old, new)
 
 
 CORPUS: Final = [
@@ -121,6 +145,16 @@ CORPUS: Final = [
     Malformed("limits of branch 2", _guarded(_LIMITS_BYTES, b"\4" + _LIMITS_BYTES[1:]), Reason.MALFORMED),
     Malformed("limits with a padded time", _guarded(_LIMITS_BYTES, b"\2\x80\0" + _LIMITS_BYTES[7:]), Reason.NOT_CANONICAL),
     Malformed("crashes beyond 32 bits", _guarded(_LIMITS_BYTES, _LIMITS_BYTES[:-1] + bytes.fromhex("8080808010")), Reason.MALFORMED),
+    *(Malformed(f"a recurrence cut after {size} bytes", RECURRING[:size], Reason.MALFORMED) for size in range(11, len(RECURRING))),
+    Malformed("a recurrence of branch minus 1", _recurring(_KIND, b"\0\1" + _KIND[2:]), Reason.NOT_CANONICAL),
+    Malformed("a recurrence of branch 2", _recurring(_KIND, b"\0\4" + _KIND[2:]), Reason.MALFORMED),
+    Malformed("a recurrence of kind minus 1", _recurring(_KIND, b"\0\2\1" + _KIND[3:]), Reason.NOT_CANONICAL),
+    Malformed("a recurrence of kind 3", _recurring(_KIND, b"\0\2\6" + _KIND[3:]), Reason.MALFORMED),
+    Malformed("a recurrence with a padded number", _recurring(_KIND, b"\0\2\0\x8a\0" + _KIND[4:]), Reason.NOT_CANONICAL),
+    Malformed("a recurrence with misfire 3", _recurring(_MISFIRE, b"\6\6" + _MISFIRE[2:]), Reason.MALFORMED),
+    Malformed("a recurrence with a padded misfire", _recurring(_MISFIRE, b"\6\x84\0" + _MISFIRE[2:]), Reason.NOT_CANONICAL),
+    Malformed("a recurrence with overlap 4", _recurring(_MISFIRE, _MISFIRE[:-2] + b"\x08\x0e"), Reason.MALFORMED),
+    Malformed("overlaps beyond 32 bits", _recurring(_MISFIRE, _MISFIRE[:-1] + bytes.fromhex("8080808010")), Reason.MALFORMED),
     Malformed("a factor of minus 0", _guarded(_FACTOR, struct.pack("<d", -0.0)), Reason.MALFORMED),
     Malformed("an infinite factor", _guarded(_FACTOR, struct.pack("<d", math.inf)), Reason.MALFORMED),
     Malformed("a factor that is no number", _guarded(_FACTOR, struct.pack("<d", math.nan)), Reason.MALFORMED),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from duewheel.core.model import Closing, Phase, Result
+from duewheel.core.model import Closing, Misfire, Overlap, Phase, RecurrenceKind, Result
 from duewheel.resources import folder
 
 TIME_MS: Final = 1_790_000_000_000
@@ -50,6 +50,26 @@ policies = st.one_of(
     ),
 )
 limits = st.one_of(st.none(), st.fixed_dictionaries({"expires_ms": spans, "total_timeout_ms": spans, "crashes_max": counts}))
+recurrences = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from(list(RecurrenceKind)).map(str),
+            "every_ms": spans,
+            "expression": st.one_of(st.sampled_from(["", "0 9 * * mon-fri", "@daily"]), texts),
+            "zone": st.one_of(st.sampled_from(["UTC", "Europe/Berlin"]), texts),
+            "start_ms": spans,
+            "end_ms": spans,
+            "runs_max": counts,
+            "jitter_ms": spans,
+            "misfire": st.sampled_from(list(Misfire)).map(str),
+            "misfire_max": counts,
+            "grace_ms": spans,
+            "overlap": st.sampled_from(list(Overlap)).map(str),
+            "overlap_max": counts,
+        }
+    ),
+)
 terms = st.one_of(
     st.none(), st.fixed_dictionaries({"crashes": counts, "is_last_life": st.booleans(), "expires_ms": spans, "deadline_ms": spans})
 )
@@ -71,6 +91,7 @@ schedules = st.fixed_dictionaries(
         "retention_ms": st.one_of(st.just(86_400_000), times),
         "queue": st.one_of(st.just("default"), texts),
         "limits": limits,
+        "recurrence": recurrences,
         "work": works,
     }
 )

@@ -40,6 +40,7 @@ def schedule(pick: random.Random, headers: int) -> Schedule:
         "retention_ms": 86_400_000,
         "queue": "default",
         "limits": None,
+        "recurrence": None,
         "work": work(pick, headers),
     }
 

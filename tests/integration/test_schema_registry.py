@@ -61,6 +61,7 @@ def schedule(job_id: str, due_ms: int) -> Schedule:
         "queue": "default",
         "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {}, "policy": None},
         "limits": None,
+        "recurrence": None,
     }
 
 

@@ -91,6 +91,16 @@ class NoReader(Reader):
 FAILURE: Any = {"type": "E", "message": "m" * 200, "traceback": ""}
 POLICY: Any = {"attempts_max": 9, "delays_ms": [1_000, 60_000], "factor": 1.5, "delay_ms_max": 3_600_000, "jitter": 0.0}
 POLICY |= {"give_up_on": ["app.NotFound"], "retry_on": [], "run_timeout_ms": 0}
+RECURRENCE: Any = {"kind": "CRON", "every_ms": 0, "expression": "0 9 * * mon-fri", "zone": "Europe/Berlin", "start_ms": 0, "end_ms": 0}
+RECURRENCE |= {
+    "runs_max": 10,
+    "jitter_ms": 5_000,
+    "misfire": "ALL",
+    "misfire_max": 3,
+    "grace_ms": 60_000,
+    "overlap": "ALLOW",
+    "overlap_max": 2,
+}
 ENDING: Any = {
     "attempt": 1,
     "token": 10**9,
@@ -108,15 +118,16 @@ TRAILS: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("recurrence", [None, RECURRENCE, {**RECURRENCE, "start_ms": TIME_MS}])
 @pytest.mark.parametrize("policy", [None, POLICY], ids=["no policy", "policy"])
 @pytest.mark.parametrize("expires_ms", [None, 0, TIME_MS])
-def test_ordinary_jobs_take_the_fast_way(policy: Any, expires_ms: int | None) -> None:
+def test_ordinary_jobs_take_the_fast_way(recurrence: Any, policy: Any, expires_ms: int | None) -> None:
     fast = codec.Codec(NoReader())
     work: Any = {"task": "t", "content_type": "application/json", "payload": b"x" * 5_000, "headers": {"a": "b", "c": ""}, "policy": policy}
     limits = None if expires_ms is None else {"expires_ms": expires_ms, "total_timeout_ms": 10**7, "crashes_max": 2}
     terms: Any = limits and {"crashes": 1, "is_last_life": True, "expires_ms": expires_ms, "deadline_ms": TIME_MS}
     schedule: Any = {"job_id": "j" * 63, "due_ms": TIME_MS, "created_ms": TIME_MS, "on_conflict": "REPLACE", "retention_ms": 0}
-    schedule |= {"queue": "q", "limits": limits, "work": work}
+    schedule |= {"queue": "q", "limits": limits, "recurrence": recurrence, "work": work}
     command = codec.encode_schedule(schedule)
     for _ in range(2):  # read, and remembered
         assert fast.decode_command(command)[1] == schedule

@@ -83,6 +83,7 @@ records = st.fixed_dictionaries(
         "retention_ms": mostly(st.integers(0, RETENTION_MS_MAX), st.sampled_from([-1, RETENTION_MS_MAX + 1])),
         "queue": mostly(st.sampled_from(["default", "a.b"]), names),
         "limits": mostly(st.one_of(st.none(), limits)),
+        "recurrence": st.none(),
         "work": st.fixed_dictionaries(
             {
                 "task": mostly(st.just("send_email"), names),
@@ -134,7 +135,7 @@ def test_what_is_taken_can_be_sent_and_is_taken_again(record: Any) -> None:
 def test_limits_and_a_policy_that_are_taken_can_be_sent_and_are_taken_again(limits: Any, policy: Any) -> None:
     work = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": policy}
     record: Any = {"job_id": "j", "due_ms": DUE_MS_MIN, "created_ms": 0, "on_conflict": "IGNORE", "retention_ms": 0, "queue": "q"}
-    record |= {"limits": limits, "work": work}
+    record |= {"limits": limits, "recurrence": None, "work": work}
     assert verdict(record) == by_the_rules(record)
     if verdict(record) is None:
         decoded = codec.decode_command(codec.encode_schedule(record))

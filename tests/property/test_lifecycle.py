@@ -153,6 +153,7 @@ class Job:
                 "retention_ms": DAY_MS,
                 "queue": "default",
                 "limits": self.limits,
+                "recurrence": None,
                 "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
             },
             b"work",

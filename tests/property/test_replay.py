@@ -103,6 +103,7 @@ def schedule(job_id: str, due_ms: int, created_ms: int, on_conflict: str, limits
         "retention_ms": 0,
         "queue": "default",
         "limits": limits,
+        "recurrence": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 

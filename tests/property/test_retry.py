@@ -246,6 +246,7 @@ def test_every_policy_may_be_sent(policy: RetryPolicy, run_timeout_ms: int) -> N
             "retention_ms": 0,
             "queue": "q",
             "limits": None,
+            "recurrence": None,
             "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": record},
         }
     )

@@ -50,6 +50,7 @@ def test_encode_schedule_writes_the_bytes_and_nothing_else() -> None:
         "retention_ms": 7_200_000,
         "queue": "mail",
         "limits": None,
+        "recurrence": None,
         "work": {
             "task": "send_email",
             "content_type": "application/json",

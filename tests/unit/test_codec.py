@@ -26,6 +26,7 @@ from duewheel.core.limits import (
     ERROR_MESSAGE_CHARS_MAX,
     ERROR_TRACEBACK_CHARS_MAX,
     ERROR_TYPE_CHARS_MAX,
+    EXPRESSION_BYTES_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_COUNT_MAX,
     JOB_ID_BYTES_MAX,
@@ -37,8 +38,9 @@ from duewheel.core.limits import (
     RETRY_CLASSES_MAX,
     RETRY_DELAYS_MAX,
     TASK_BYTES_MAX,
+    ZONE_BYTES_MAX,
 )
-from duewheel.core.model import Policy, Schedule, State, Terms
+from duewheel.core.model import Policy, Recurrence, Schedule, State, Terms
 from duewheel.resources import folder
 from tests.malformed import CORPUS, SCHEDULE, VALUE, Malformed
 from tests.records import TIME_MS
@@ -277,6 +279,7 @@ def test_W11_the_largest_job_fits_everywhere_it_travels() -> None:
         "retention_ms": 2**63 - 1,
         "queue": "q" * QUEUE_CHARS_MAX,
         "limits": {"expires_ms": 2**63 - 1, "total_timeout_ms": 2**63 - 1, "crashes_max": 2**31 - 1},
+        "recurrence": largest_recurrence(),
         "work": {
             "task": "t" * TASK_BYTES_MAX,
             "content_type": "application/octet-stream",
@@ -312,6 +315,24 @@ def largest_policy() -> Policy:
         "give_up_on": names,
         "retry_on": names,
         "run_timeout_ms": 2**63 - 1,
+    }
+
+
+def largest_recurrence() -> Recurrence:
+    return {
+        "kind": "CRON",
+        "every_ms": 2**63 - 1,
+        "expression": "0" * EXPRESSION_BYTES_MAX,
+        "zone": "Z" * ZONE_BYTES_MAX,
+        "start_ms": 2**63 - 1,
+        "end_ms": 2**63 - 1,
+        "runs_max": 2**63 - 1,
+        "jitter_ms": 2**63 - 1,
+        "misfire": "ALL",
+        "misfire_max": 2**31 - 1,
+        "grace_ms": 2**63 - 1,
+        "overlap": "REPLACE",
+        "overlap_max": 2**31 - 1,
     }
 
 

@@ -38,7 +38,14 @@ NOW_MS = 1_790_000_000_000
 def schedule(**changes: Any) -> Any:
     """A good schedule, with changes to its fields or those of its work."""
     work: dict[str, Any] = {"task": "send_email", "content_type": "application/json", "payload": b"{}", "headers": {}, "policy": None}
-    record: dict[str, Any] = {"job_id": "j1", "due_ms": NOW_MS, "created_ms": NOW_MS, "on_conflict": "IGNORE", "limits": None}
+    record: dict[str, Any] = {
+        "job_id": "j1",
+        "due_ms": NOW_MS,
+        "created_ms": NOW_MS,
+        "on_conflict": "IGNORE",
+        "limits": None,
+        "recurrence": None,
+    }
     record |= {"retention_ms": 86_400_000, "queue": "default", "work": work}
     for name, value in changes.items():
         (work if name in work else record)[name] = value

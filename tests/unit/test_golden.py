@@ -37,7 +37,7 @@ RELEASED_CASES = [
 BYTES_FIELDS = {"payload", "key", "value", "output"}
 # What 0.1.0 did not know, and what it is taken to have meant.
 SINCE_0_1_0: dict[str, dict[str, Any]] = {
-    "Schedule": {"limits": None},
+    "Schedule": {"limits": None, "recurrence": None},
     "Work": {"policy": None},
     "State": {"trail": None},
     "Dispatch": {"terms": None},

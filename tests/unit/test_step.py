@@ -89,6 +89,7 @@ def schedule(
         "retention_ms": DAY_MS,
         "queue": "default",
         "limits": limits,
+        "recurrence": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 

@@ -98,6 +98,7 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Sch
         "retention_ms": RETENTION_MS_DEFAULT if job.retention is None else _span_ms(job.retention, "retention", Reason.BAD_RETENTION),
         "queue": job.queue,
         "limits": _limits(job),
+        "recurrence": None,
         "work": {
             "task": job.task,
             "content_type": content_type,

@@ -88,6 +88,11 @@ RETRY_CLASSES_MAX: Final = 20
 RETRY_CLASSES_BYTES_MAX: Final = 4_096  # both lists together: they travel in the record's 8,192 bytes beside payload and headers
 TOTAL_TIMEOUT_MS_MAX: Final = 365 * DAY_MS
 
+# Recurring jobs. Their expression and zone travel in the record's 8,192 bytes beside payload and headers. An expression that lists every
+# minute of the hour and every hour has 240 characters, the longest name of a zone 32.
+EXPRESSION_BYTES_MAX: Final = 256
+ZONE_BYTES_MAX: Final = 64
+
 # A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.
 CRASHES_MAX_DEFAULT: Final = 3
 CRASHES_MAX: Final = 100

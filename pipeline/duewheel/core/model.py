@@ -17,6 +17,31 @@ class OnConflict(StrEnum):
     REPLACE = "REPLACE"
 
 
+class RecurrenceKind(StrEnum):
+    """How the slots of a recurring job follow one another."""
+
+    EVERY = "EVERY"
+    EVERY_AFTER = "EVERY_AFTER"
+    CRON = "CRON"
+
+
+class Misfire(StrEnum):
+    """What becomes of slots that were missed."""
+
+    ONCE = "ONCE"
+    SKIP = "SKIP"
+    ALL = "ALL"
+
+
+class Overlap(StrEnum):
+    """What becomes of a slot whose predecessor still runs."""
+
+    SKIP = "SKIP"
+    ALLOW = "ALLOW"
+    QUEUE = "QUEUE"
+    REPLACE = "REPLACE"
+
+
 class Phase(StrEnum):
     """Where a job stands. `lifecycle.TRANSITIONS` says what may follow what."""
 
@@ -73,6 +98,22 @@ class Limits(TypedDict):
     crashes_max: int
 
 
+class Recurrence(TypedDict):
+    kind: str
+    every_ms: int
+    expression: str
+    zone: str
+    start_ms: int
+    end_ms: int
+    runs_max: int
+    jitter_ms: int
+    misfire: str
+    misfire_max: int
+    grace_ms: int
+    overlap: str
+    overlap_max: int
+
+
 class Work(TypedDict):
     task: str
     content_type: str
@@ -89,6 +130,7 @@ class Schedule(TypedDict):
     retention_ms: int
     queue: str
     limits: Limits | None
+    recurrence: Recurrence | None
     work: Work
 
 

@@ -107,7 +107,7 @@ def _obedient() -> Sequence[bytes]:
         }
         work["policy"] = policy if guarded else None
         fixed: Any = {"job_id": f"j-{number}", "due_ms": _NOW_MS, "created_ms": _NOW_MS, "on_conflict": "IGNORE", "queue": "default"}
-        schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "work": work}
+        schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "recurrence": None, "work": work}
         values.append(codec.encode_schedule(schedule))
         values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS}))
     return values

@@ -19,7 +19,7 @@ from fastavro.schema import to_parsing_canonical_form
 
 from duewheel.adapters.avro.schemas import CURRENT, NAMESPACE, Schema, make
 
-# Ours have 51 values at most.
+# Ours have 65 values at most.
 _VALUES_MAX: Final = 500
 # Of the items of an array or map, for each byte they take; ours have 2. So a megabyte becomes at most 16 million values.
 _VALUES_PER_BYTE_MAX: Final = 16

@@ -22,6 +22,9 @@ from typing import Final, Literal, NamedTuple, cast
 
 from duewheel.adapters.avro.encode import (
     CONFLICTS,
+    KINDS,
+    MISFIRES,
+    OVERLAPS,
     PHASES,
     REMEMBERED_BYTES_MAX,
     REMEMBERED_MAX,
@@ -47,6 +50,7 @@ from duewheel.core.model import (
     Outcome,
     Policy,
     Progress,
+    Recurrence,
     Redrive,
     Schedule,
     State,
@@ -70,6 +74,9 @@ _STOP: Final = CURRENT["Stop"].header
 _EMBEDDING_BYTES_MAX: Final = 1_024
 
 _CONFLICTS: Final = list(CONFLICTS)
+_KINDS: Final = list(KINDS)
+_MISFIRES: Final = list(MISFIRES)
+_OVERLAPS: Final = list(OVERLAPS)
 _PHASES: Final = list(PHASES)
 _RESULTS: Final = list(RESULTS)
 
@@ -103,14 +110,15 @@ class _Middle(NamedTuple):
     retention_ms: int
     queue: str
     limits: Limits | None
+    recurrence: Recurrence | None
     task: str
     content_type: str
     work_at: int  # counted from the beginning of `encoded`
 
 
-# By their first bytes. No shorter middle is legal: six lengths and numbers, a letter each of queue and task, and application/json.
+# By their first bytes. No shorter middle is legal: seven lengths and numbers, a letter each of queue and task, and application/json.
 # Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
-_MIDDLE_BYTES_MIN: Final = 24
+_MIDDLE_BYTES_MIN: Final = 25
 _middles: dict[bytes, _Middle] = {}
 
 # By all of their bytes.
@@ -290,7 +298,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
     middle = _middles.get(value[middle_at : middle_at + _MIDDLE_BYTES_MIN])
     if middle is None or not value.startswith(middle[0], middle_at):
         middle = _read_middle(value, middle_at)
-    encoded, on_conflict, retention_ms, queue, limits, task, content_type, work_at = middle
+    encoded, on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at = middle
     payload, at = _bytes_at(value, middle_at + len(encoded))
     headers: dict[str, str]
     policy: Policy | None
@@ -309,6 +317,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
             "retention_ms": retention_ms,
             "queue": queue,
             "limits": limits,
+            "recurrence": recurrence,
             "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers, "policy": policy},
         },
         value[middle_at + work_at :],
@@ -321,12 +330,17 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
         raise ValueError("no on_conflict")
     retention_ms, at = long_at(value, begin + 1)
     queue, at = _string_at(value, at)
-    limits, work_at = _limits_at(value, at)
+    limits, at = _limits_at(value, at)
+    recurrence, work_at = _recurrence_at(value, at)
     task, at = _string_at(value, work_at)
     content_type, at = _string_at(value, at)
-    middle = _Middle(value[begin:at], _CONFLICTS[conflict >> 1], retention_ms, queue, limits, task, content_type, work_at - begin)
-    # What expires does so at a time of its own, most likely: remembering it would push out what others share.
-    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and (limits is None or not limits["expires_ms"]):
+    on_conflict = _CONFLICTS[conflict >> 1]
+    middle = _Middle(value[begin:at], on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at - begin)
+    # What expires, begins or ends does so at a time of its own, most likely: remembering it would push out what others share.
+    has_own_time = (limits is not None and limits["expires_ms"]) or (
+        recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"])
+    )
+    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not has_own_time:
         if len(_middles) >= REMEMBERED_MAX:
             _middles.clear()
         _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
@@ -589,6 +603,49 @@ def _limits_at(value: bytes, at: int) -> tuple[Limits | None, int]:
     total_timeout_ms, at = long_at(value, at)
     crashes_max, at = _int_at(value, at)
     return {"expires_ms": expires_ms, "total_timeout_ms": total_timeout_ms, "crashes_max": crashes_max}, at
+
+
+def _recurrence_at(value: bytes, at: int) -> tuple[Recurrence | None, int]:
+    branch = value[at]
+    if branch == 0:
+        return None, at + 1
+    if branch != _SOME:
+        raise ValueError("no recurrence")
+    kind, at = _symbol_at(value, at + 1, _KINDS)
+    every_ms, at = long_at(value, at)
+    expression, at = _string_at(value, at)
+    zone, at = _string_at(value, at)
+    start_ms, at = long_at(value, at)
+    end_ms, at = long_at(value, at)
+    runs_max, at = long_at(value, at)
+    jitter_ms, at = long_at(value, at)
+    misfire, at = _symbol_at(value, at, _MISFIRES)
+    misfire_max, at = _int_at(value, at)
+    grace_ms, at = long_at(value, at)
+    overlap, at = _symbol_at(value, at, _OVERLAPS)
+    overlap_max, at = _int_at(value, at)
+    return {
+        "kind": kind,
+        "every_ms": every_ms,
+        "expression": expression,
+        "zone": zone,
+        "start_ms": start_ms,
+        "end_ms": end_ms,
+        "runs_max": runs_max,
+        "jitter_ms": jitter_ms,
+        "misfire": misfire,
+        "misfire_max": misfire_max,
+        "grace_ms": grace_ms,
+        "overlap": overlap,
+        "overlap_max": overlap_max,
+    }, at
+
+
+def _symbol_at(value: bytes, at: int, symbols: list[str]) -> tuple[str, int]:
+    index = value[at]
+    if index & _NOT_SMALL:
+        raise ValueError("no symbol")
+    return symbols[index >> 1], at + 1
 
 
 def _terms_at(value: bytes, at: int) -> tuple[Terms, int]:

@@ -33,6 +33,7 @@ from duewheel.core.model import (
     Outcome,
     Policy,
     Progress,
+    Recurrence,
     Redrive,
     Schedule,
     State,
@@ -57,6 +58,9 @@ _DEAD_RUN: Final = CURRENT["DeadRun"].header
 PHASES: Final = {symbol: index for index, symbol in enumerate(CURRENT["State"].symbols("phase"))}
 RESULTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Outcome"].symbols("result"))}
 CONFLICTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("on_conflict"))}
+KINDS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "kind"))}
+MISFIRES: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "misfire"))}
+OVERLAPS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "overlap"))}
 
 _double = struct.Struct("<d").pack
 
@@ -78,7 +82,7 @@ def encode_schedule(record: Schedule) -> bytes:
     payload = work["payload"]
     headers = work["headers"]
     policy = work["policy"]
-    if record["limits"] is None:
+    if record["limits"] is None and record["recurrence"] is None:
         pieces = (record["on_conflict"], record["retention_ms"], record["queue"], work["task"], work["content_type"])
         middle = _middles.get(pieces) or _remember(_middles, pieces, _middle(record))
     else:
@@ -244,13 +248,14 @@ def encode_work(work: Work) -> bytes:
 
 def _middle(record: Schedule) -> bytes:
     """Of a Schedule, everything from `on_conflict` to `content_type`."""
-    limits, work = record["limits"], record["work"]
+    limits, recurrence, work = record["limits"], record["recurrence"], record["work"]
     return b"".join(
         (
             LAST[CONFLICTS[record["on_conflict"]] << 1],
             long(record["retention_ms"]),
             _string(record["queue"]),
             b"\0" if limits is None else _limits(limits),
+            b"\0" if recurrence is None else _recurrence(recurrence),
             _string(work["task"]),
             _string(work["content_type"]),
         )
@@ -297,6 +302,27 @@ def _failure(error: Failure) -> bytes:
 
 def _limits(limits: Limits) -> bytes:
     return b"\2" + long(limits["expires_ms"]) + long(limits["total_timeout_ms"]) + long(limits["crashes_max"])
+
+
+def _recurrence(recurrence: Recurrence) -> bytes:
+    return b"".join(
+        (
+            b"\2",
+            LAST[KINDS[recurrence["kind"]] << 1],
+            long(recurrence["every_ms"]),
+            _string(recurrence["expression"]),
+            _string(recurrence["zone"]),
+            long(recurrence["start_ms"]),
+            long(recurrence["end_ms"]),
+            long(recurrence["runs_max"]),
+            long(recurrence["jitter_ms"]),
+            LAST[MISFIRES[recurrence["misfire"]] << 1],
+            long(recurrence["misfire_max"]),
+            long(recurrence["grace_ms"]),
+            LAST[OVERLAPS[recurrence["overlap"]] << 1],
+            long(recurrence["overlap_max"]),
+        )
+    )
 
 
 def _terms(terms: Terms) -> bytes:

@@ -38,10 +38,13 @@ class Schema:
     parsed: Any
     header: bytes
 
-    def symbols(self, field: str) -> list[str]:
-        """The symbols of the enum in `field`."""
-        types = {each["name"]: each["type"] for each in self.parsed["fields"]}
-        symbols: list[str] = types[field]["symbols"]
+    def symbols(self, *path: str) -> list[str]:
+        """The symbols of the enum in the field at `path`, which may lead through records that can be null."""
+        found = self.parsed
+        for name in path:
+            record = found[-1] if isinstance(found, list) else found
+            found = next(field["type"] for field in record["fields"] if field["name"] == name)
+        symbols: list[str] = found["symbols"]
         return symbols
 
 
