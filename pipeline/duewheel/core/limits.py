@@ -93,6 +93,23 @@ TOTAL_TIMEOUT_MS_MAX: Final = 365 * DAY_MS
 EXPRESSION_BYTES_MAX: Final = 256
 ZONE_BYTES_MAX: Final = 64
 
+# How often a job may recur, for producers and processors alike: slots are made one at a time, each at the price of a run.
+EVERY_MS_MIN: Final = SECOND_MS
+EVERY_MS_MAX: Final = 10 * 365 * DAY_MS
+JITTER_MS_MAX: Final = DAY_MS
+
+# Missed slots. Those that are late by less than the grace run as if nothing had been; a processor that is replaced takes a few seconds.
+GRACE_MS_DEFAULT: Final = MINUTE_MS
+GRACE_MS_MAX: Final = 30 * DAY_MS
+MISFIRE_MAX_DEFAULT: Final = 10
+MISFIRE_MAX: Final = 100
+SLOTS_ON_TIME_MAX: Final = 100
+# Of a cron line so many slots are counted one by one, at 15 us each. Whoever was away for longer hears "so many or more".
+SLOTS_COUNTED_MAX: Final = 100
+
+OVERLAP_MAX_DEFAULT: Final = 10
+OVERLAP_MAX: Final = 1_000
+
 # A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.
 CRASHES_MAX_DEFAULT: Final = 3
 CRASHES_MAX: Final = 100

@@ -253,7 +253,7 @@ def delay_ms(policy: RetryPolicy, tries: int, job_id: str, attempt: int) -> int:
     longest_ms = undiminished_ms(policy, tries)
     jitter = policy.jitter if policy.delays_ms else DEFAULT.jitter
     # Rounded up, so that even a wait of 1 ms is one; and it cannot exceed the whole, which is an integer.
-    return ceil(longest_ms - _fraction(job_id, attempt) * jitter * longest_ms)
+    return ceil(longest_ms - fraction(job_id, attempt) * jitter * longest_ms)
 
 
 def undiminished_ms(policy: RetryPolicy, tries: int) -> int:
@@ -270,6 +270,13 @@ def undiminished_ms(policy: RetryPolicy, tries: int) -> int:
         return cap_ms if delays_ms[-1] else 0
 
 
+def fraction(job_id: str, number: int) -> float:
+    """A number from 0 to 1 that looks random, the same for the same job and number, which is not negative."""
+    # The number's bytes come last and are of one length, so that no two pairs read the same.
+    digest = blake2b(job_id.encode("utf-8", "surrogatepass") + number.to_bytes(8, "big"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
 def qualified_name(kind: type) -> str:
     """The name of an error class in records: those of the builtins by the name alone."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -281,13 +288,6 @@ def _tries_again(policy: RetryPolicy, class_names: Collection[str]) -> bool:
     if any(name in class_names for name in policy.give_up_on):
         return False
     return not policy.retry_on or any(name in class_names for name in policy.retry_on)
-
-
-def _fraction(job_id: str, attempt: int) -> float:
-    """A number from 0 to 1 that looks random."""
-    # The attempt's bytes come last and are of one length, so that no two pairs read the same.
-    digest = blake2b(job_id.encode("utf-8", "surrogatepass") + attempt.to_bytes(8, "big"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 # --- checks of what a user wrote ---
