@@ -26,6 +26,7 @@ from duewheel.core.limits import (
     RUN_TIMEOUT_MS_MAX,
     TOTAL_TIMEOUT_MS_MAX,
 )
+from tests.recurring import cron, every
 
 anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text()), st.just({}))
 names = st.one_of(st.text(), st.text("ab ", min_size=250, max_size=260), st.characters(categories=["Cs", "Cc", "Zl"]))
@@ -83,7 +84,7 @@ records = st.fixed_dictionaries(
         "retention_ms": mostly(st.integers(0, RETENTION_MS_MAX), st.sampled_from([-1, RETENTION_MS_MAX + 1])),
         "queue": mostly(st.sampled_from(["default", "a.b"]), names),
         "limits": mostly(st.one_of(st.none(), limits)),
-        "recurrence": st.none(),
+        "recurrence": mostly(st.one_of(st.none(), st.sampled_from([every(1_000), every(999), cron("@daily"), cron("0 0 30 2 *")]))),
         "work": st.fixed_dictionaries(
             {
                 "task": mostly(st.just("send_email"), names),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -71,7 +71,7 @@ def fixed_slots(shown: list[tuple[int, int]], minutes: set[int]) -> set[int]:
     for at_s, wall in shown:
         first.setdefault(wall, at_s)
     found = {at_s for wall, at_s in first.items() if wall // 60 % 1_440 in minutes}
-    for (_, wall), (at_s, later) in zip(shown, shown[1:], strict=False):
+    for (_, wall), (at_s, later) in pairwise(shown):
         if any(skipped // 60 % 1_440 in minutes for skipped in range(wall + 60, later, 60)):
             found.add(at_s)
     return found

@@ -97,6 +97,7 @@ ZONE_BYTES_MAX: Final = 64
 EVERY_MS_MIN: Final = SECOND_MS
 EVERY_MS_MAX: Final = 10 * 365 * DAY_MS
 JITTER_MS_MAX: Final = DAY_MS
+RUNS_MAX: Final = 1_000_000_000_000
 
 # Missed slots. Those that are late by less than the grace run as if nothing had been; a processor that is replaced takes a few seconds.
 GRACE_MS_DEFAULT: Final = MINUTE_MS
