@@ -14,6 +14,7 @@ import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import Decorator, cluster_options, option
+from duewheel.cli.schedule import CommandOrGroup, schedule_next
 from duewheel.cli.times import duration, instant
 from duewheel.client import Job
 from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
@@ -90,7 +91,7 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return cluster_options(timeout(as_json(command)))
 
 
-@click.command()
+@click.group(cls=CommandOrGroup, no_args_is_help=False)
 @_job_options
 @option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
 @_delivery_options
@@ -126,6 +127,9 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
         click.echo(json.dumps({"job_id": handle.job_id, "due_ms": handle.due_ms, **where}))
     else:
         click.echo(f"{handle.job_id} due {_iso(handle.due_ms)} ({topology.intake} partition {handle.partition} offset {handle.offset})")
+
+
+schedule.add_command(schedule_next)
 
 
 @click.command()
