@@ -158,16 +158,15 @@ def test_what_is_no_cron_line(line: str) -> None:
     assert not isinstance(refusal.value, Impossible)
 
 
-@pytest.mark.parametrize("line", ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 0 30 feb *"])
+@pytest.mark.parametrize("line", ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 0 30 feb *", "0 0 */30 * MON#2", "* * * */31 2 MON#5"])
 def test_a_day_that_never_comes_is_told_from_a_mistake_in_writing(line: str) -> None:
-    with pytest.raises(Impossible, match="no month"):
+    with pytest.raises(Impossible, match=r"no (month|year)"):
         check_expression(line)
 
 
-# Days that no calendar has, and a time that clocks in Berlin skip each year.
-@pytest.mark.parametrize("line,zone", [("0 0 */30 * MON#2", "UTC"), ("0 0 */30 * MON#2", "Asia/Tokyo"), ("*/30 2 * 3 0L", "Europe/Berlin")])
-def test_a_line_without_any_slot_comes_to_an_end(line: str, zone: str) -> None:
-    assert first_slot_ms(cron(line, zone), T0_MS) == 0
+def test_a_time_that_clocks_always_skip_has_no_slot() -> None:
+    assert first_slot_ms(cron("*/30 2 * 3 0L", "Europe/Berlin"), T0_MS) == 0
+    assert first_slot_ms(cron("*/30 2 * 3 0L", "Asia/Tokyo"), T0_MS) > 0
 
 
 @pytest.mark.parametrize("name", ["", "Mars/Olympus", "../UTC", "/etc/localtime", "europe/berlin", "zone.tab", "Europe", "localtime", "\0"])

@@ -25,7 +25,7 @@ hour, and loses slots where clocks jump by half an hour (Lord Howe), and goes ba
 also takes six fields to be by real time always; here a line with seconds obeys the same rule as one without.
 
 Costs: 1 µs for EVERY; 5 to 30 µs for a cron line, up to 60 µs for a rare one (29 February), and 10 µs more where it must be read first
-(`_LINES_CACHED_MAX` are remembered). So slots are not remembered themselves. A line that never matches again takes up to 20 ms.
+(`_LINES_CACHED_MAX` are remembered). So slots are not remembered themselves. To find that a line never matches takes up to 20 ms, once.
 """
 
 from __future__ import annotations
@@ -308,26 +308,35 @@ class _Line(NamedTuple):
     is_fixed: bool
 
 
-@lru_cache(_LINES_CACHED_MAX)
 def _line(expression: str) -> _Line:
+    line = _read(expression)
+    if isinstance(line, BadExpression):
+        raise line
+    return line
+
+
+@lru_cache(_LINES_CACHED_MAX)
+def _read(expression: str) -> _Line | BadExpression:
+    """The line, or what is wrong with it: that is remembered too, since to find that a line never matches takes 20 ms."""
     if not expression.isascii() or not expression.isprintable():
-        raise BadExpression("it holds other characters than printable ASCII")
+        return BadExpression("it holds other characters than printable ASCII")
     text = NICKNAMES.get(expression, expression)
     if text.startswith("@"):
-        raise BadExpression(f"there is no such nickname; known are {', '.join(NICKNAMES)}")
+        return BadExpression(f"there is no such nickname; known are {', '.join(NICKNAMES)}")
     fields = text.split()
     if len(fields) not in (_FIELDS_WITHOUT_SECONDS, _FIELDS_WITHOUT_SECONDS + 1):
-        raise BadExpression(
+        return BadExpression(
             f"it has {len(fields)} fields; give five (minute hour day month weekday), or six (second minute hour day month weekday)"
         )
     try:
         reader = CronSim(text, _EPOCH)
     except CronSimError as error:
         if _is_without_month(fields):
-            raise Impossible("no month that it names has such a day") from error
-        raise BadExpression(str(error)[:1].lower() + str(error)[1:]) from error
+            return Impossible("no month that it names has such a day")
+        return BadExpression(str(error)[:1].lower() + str(error)[1:])
     minute, hour = fields[-5], fields[-4]
-    return _Line(reader, not (minute.startswith("*") or hour.startswith("*")))
+    line = _Line(reader, not (minute.startswith("*") or hour.startswith("*")))
+    return line if _next_wall_s(line, 0) else Impossible("no year has such a day")
 
 
 def _is_without_month(fields: list[str]) -> bool:

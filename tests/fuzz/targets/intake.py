@@ -18,6 +18,7 @@ from duewheel.engine.intake import CommandReader, Kind
 from tests.fuzz.samples import Breeder, encoded, malformed_values
 from tests.fuzz.target import Target, agree, demand
 from tests.records import COMMANDS
+from tests.recurring import cron, every, every_after
 
 _PARTITIONS: Final = 2
 _READER: Final = CommandReader(codec, partition_of, _PARTITIONS)
@@ -96,9 +97,10 @@ def _obedient() -> Sequence[bytes]:
     policy: Any = {"attempts_max": 5, "delays_ms": [1_000], "factor": 2.0, "delay_ms_max": 0, "jitter": 0.5, "give_up_on": ["app.NotFound"]}
     policy |= {"retry_on": [], "run_timeout_ms": 60_000}
     limits: Any = {"expires_ms": _NOW_MS + 9, "total_timeout_ms": 600_000, "crashes_max": 0}
+    recurrences = [cron("0 9 * * mon-fri", "Europe/Berlin"), every(90_000, jitter_ms=5_000), every_after(60_000)]
     values = []
     for number in range(30):
-        guarded = number % 3 == 0
+        guarded, recurring = number % 3 == 0, number % 5 == 0
         work: Any = {
             "task": "t",
             "content_type": "application/json",
@@ -107,7 +109,8 @@ def _obedient() -> Sequence[bytes]:
         }
         work["policy"] = policy if guarded else None
         fixed: Any = {"job_id": f"j-{number}", "due_ms": _NOW_MS, "created_ms": _NOW_MS, "on_conflict": "IGNORE", "queue": "default"}
-        schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "recurrence": None, "work": work}
+        schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "work": work}
+        schedule["recurrence"] = recurrences[number % len(recurrences)] if recurring else None
         values.append(codec.encode_schedule(schedule))
         values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS}))
     return values
