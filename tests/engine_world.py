@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
-from duewheel.core.model import Dispatch, Limits, OnConflict, Outcome, Result, Schedule
+from duewheel.core.model import Dispatch, Limits, OnConflict, Outcome, Recurrence, Result, Schedule
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import Stage
 from duewheel.engine.processor import Processor
@@ -264,7 +264,15 @@ class Instance:
             self.world.now_ms += 20
 
 
-def schedule(world: World, job_id: str, due_ms: int, queue: str = "default", payload: bytes = b"1", limits: Limits | None = None) -> None:
+def schedule(
+    world: World,
+    job_id: str,
+    due_ms: int,
+    queue: str = "default",
+    payload: bytes = b"1",
+    limits: Limits | None = None,
+    recurrence: Recurrence | None = None,
+) -> None:
     """Puts a schedule into the intake log."""
     record: Schedule = {
         "job_id": job_id,
@@ -274,7 +282,7 @@ def schedule(world: World, job_id: str, due_ms: int, queue: str = "default", pay
         "retention_ms": 86_400_000,
         "queue": queue,
         "limits": limits,
-        "recurrence": None,
+        "recurrence": recurrence,
         "work": {"task": "t", "content_type": "application/octet-stream", "payload": payload, "headers": {}, "policy": None},
     }
     command(world, job_id, codec.encode_schedule(record))
