@@ -149,7 +149,7 @@ class Course:
         deadline = time.monotonic() + DRAIN_S
 
         def unfinished() -> list[str]:
-            return watch.unfinished(acknowledged, caretaker.left)
+            return watch.jobs.unfinished(acknowledged, caretaker.left)
 
         self._go_on(site, troubles, watch, lambda: not unfinished() or time.monotonic() > deadline)
         left = unfinished()
@@ -233,8 +233,8 @@ class Course:
                 self._shown - self._began,
                 self._doing,
                 self._workload.jobs,
-                0 if watch is None else watch.defined,
-                0 if watch is None else watch.ended,
+                0 if watch is None else watch.jobs.defined,
+                0 if watch is None else watch.jobs.ended,
                 0 if site is None else sum(isinstance(event, FaultBegan) for event in site.history),
                 0 if site is None else site.restarts,
                 note,
