@@ -11,7 +11,8 @@ times:
     every dead run             is a job that is dead, and the other way round
 
 A log is kept for days, a job may live for years. Where the log that would answer does not reach back far enough, the question is counted
-as not judged; it is never answered in favour of the system.
+as not judged; it is never answered in favour of the system. Nor is it answered where a command for the job could not be read: those are
+counted, too.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _reaches(audit: Audit, log: str, back_to_ms: int) -> bool:
 def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
     asked = job.asked
     facts: dict[str, Fact] = {"generation": job.generation, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
-    if asked is not None and job.command in asked.commands:
+    if job.has_unread or (asked is not None and job.command in asked.commands):
         return
     if asked is not None and not asked.complete:
         audit.pass_over(Unjudged.REPEATED)
@@ -79,7 +80,7 @@ def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
 
 def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: int) -> None:
     """A job that somebody asked for is not known. Either it was over for long enough, or it is lost."""
-    if job.is_dropped and job.failed_ms:
+    if job.has_unread or (job.is_dropped and job.failed_ms):
         return
     gone_ms = job.gone_ms or now_ms
     facts: dict[str, Fact] = {"offset": asked.offset, "acknowledged_ms": asked.written_ms, "gone_ms": job.gone_ms or None}
@@ -157,7 +158,7 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
     if job.phase == Phase.EXPIRED and (not job.is_governed or 0 < job.expires_ms <= job.changed_ms):
         return  # the owner's own doing; of an older generation nobody knows any more when it expired
     if job.phase == Phase.CANCELLED:
-        if job.cancelled_ms or not job.is_governed:
+        if job.cancelled_ms or job.has_unread or not job.is_governed:
             return  # of an older generation: the newer one took its place
         if not _reaches(audit, "intake", job.defined_ms):
             audit.pass_over(Unjudged.INTAKE)
