@@ -50,7 +50,7 @@ def _many(seeds: range, calm: bool) -> int:
     for seed in seeds:
         trial = Trial(seed, calm)
         trial.run()
-        met += trial.met
+        met.update(trial.met)
         if trial.verdict:
             failed.append(seed)
             if len(failed) <= FAILURES_SHOWN:
