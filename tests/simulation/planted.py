@@ -76,6 +76,7 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
     "lease expired before outcomes are read": (
         Bug(Step, "_wake", "if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:", "if heard_out_ms:"),
     ),
+    "a redefinition counts twice": (Bug(Step, "schedule", "generation = known.generation + 1", "generation = known.generation + 2"),),
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),
     "producer reused after an unknown commit": (
         Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),

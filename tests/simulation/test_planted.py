@@ -38,6 +38,13 @@ def test_a_successor_without_a_name_to_fence_is_safe_by_the_order_of_its_questio
     assert not trial.verdict, trial.account()
 
 
+@pytest.mark.usefixtures("quiet")
+def test_the_model_of_the_commands_tells_what_stores_and_changelog_have_in_common() -> None:
+    trial = find("a redefinition counts twice", SEEDS)
+    assert trial is not None
+    assert any(line.startswith("WitnessesAgree") and "model says {'generation': 2" in line for line in trial.verdict)
+
+
 def test_a_bug_that_does_not_fit_the_code_any_more_is_not_planted_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUGS, "gone", (Bug(Step, "fire", "text that is not there", ""),))
     with pytest.raises(BrokenInvariant, match=r"'gone' cannot be planted: Step.fire does not say"):
