@@ -113,8 +113,16 @@ ENDING: Any = {
 }
 TRAILS: list[Any] = [
     None,
-    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": []},
-    {"wake_ms": 0, "lease_ms": 0, "first_ms": TIME_MS, "output": b"7" * 8_192, "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}]},
+    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0},
+    {
+        "wake_ms": 0,
+        "lease_ms": 0,
+        "first_ms": TIME_MS,
+        "output": b"7" * 8_192,
+        "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}],
+        "runs": [TIME_MS, TIME_MS + 1],
+        "queued_ms": TIME_MS,
+    },
 ]
 
 
