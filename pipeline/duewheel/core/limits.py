@@ -110,8 +110,8 @@ SLOTS_COUNTED_MAX: Final = 100
 
 OVERLAP_MAX_DEFAULT: Final = 10
 OVERLAP_MAX: Final = 1_000
-# How many runs that are not over are remembered with a recurring job, at 6 bytes each: those that may overlap, and as many again that were
-# replaced and have not ended yet, or were redriven.
+# How many runs that are not over are remembered with a recurring job, at 6 bytes each, and looked up at each slot, at 5 us. More than may
+# overlap there are only where replaced ones do not end.
 RUNS_KEPT_MAX: Final = OVERLAP_MAX
 
 # A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.

@@ -225,9 +225,7 @@ class SpliceSchedule(Protocol):
     ) -> bytes: ...
 
 
-def _cannot_splice(
-    job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
-) -> bytes:
+def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
 
 
@@ -597,10 +595,10 @@ class Step:
         slot_ms = found.pending_ms or found.queued_ms or max(slot_ms, *found.fire, 0)
         changes: Any = {"slot_ms": slot_ms, "attempt": handed_out + len(found.fire)}
         self._await(job_id, state, found.wake_ms, runs, found.queued_ms, is_finished=found.is_finished, **changes)
-        for replaced_ms in found.replaced:
-            self._replace_run(run_id(job_id, replaced_ms))
         for fired_ms in found.fire:
             self._hand_out(run_id(job_id, fired_ms), known, fired_ms, jittered_ms(recurrence, job_id, fired_ms))
+        for replaced_ms in found.replaced:
+            self._replace_run(run_id(job_id, replaced_ms))
         self._resume(job_id, known, recurrence)  # where all of these runs are over already
 
     def _count(self, job_id: str, found: Look) -> None:
@@ -685,9 +683,9 @@ class Step:
             return
         state = self._current(run.job_id, known)
         trail = state["trail"]
-        if trail is not None and run.slot_ms not in trail["runs"]:
+        if trail is not None and state["phase"] == Phase.WAITING and run.slot_ms not in trail["runs"]:
             runs = sorted((*trail["runs"], run.slot_ms))[-RUNS_KEPT_MAX:]
-            self._move(run.job_id, state, Phase(state["phase"]), trails.recurring(trail["wake_ms"], runs, trail["queued_ms"]))
+            self._await(run.job_id, state, trail["wake_ms"], runs, trail["queued_ms"])
 
     # --- attempts ---
 
