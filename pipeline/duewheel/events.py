@@ -87,8 +87,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "processor.store_damaged": Event("A local store failed; it is made anew from the changelog.", ("error",)),
     "processor.report": Event("What became of the inputs since the last report.", tuple(Counts.__slots__)),
     "processor.slots_left_out": Event(
-        "Slots of recurring jobs had no run since the last report: they came too late, or while the run before went on. Some of the jobs are "
-        "named; their misfire and overlap rules say what is to become of such slots.",
+        "Slots of recurring jobs had no run since the last report: they came too late, or while the run before went on. Some of the jobs "
+        "are named; their misfire and overlap rules say what is to become of such slots.",
         ("missed", "overlapped", "jobs"),
     ),
     "clock.stepped_back": Event("The wall clock stepped back; jobs fire by the clock as it stands now.", ("by_ms",)),

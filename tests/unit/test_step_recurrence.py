@@ -144,7 +144,7 @@ def test_each_slot_is_a_job_of_its_own_that_runs_once() -> None:
     made = world.definitions[run(0)]
     assert made is not None
     assert (made.due_ms, made.queue, made.retention_ms, made.recurrence) == (NOW_MS, "default", DAY_MS, None)
-    assert eval(made.command) == (run(0), (NOW_MS, NOW_MS, DAY_MS, "default", None, b"work"))
+    assert made.command == repr((run(0), NOW_MS, NOW_MS, DAY_MS, "default", None, b"work")).encode()
     world.end(run(0))
     assert (world.phase(run(0)), world.phase()) == (Phase.SUCCEEDED, Phase.WAITING)
 
@@ -259,9 +259,7 @@ DOWN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("back_at", "misfire", "misfire_max", "fired"), [row[1:] for row in DOWN], ids=[f"{r[0]} {r[2]} {r[3]}" for r in DOWN]
-)
+@pytest.mark.parametrize("back_at, misfire, misfire_max, fired", DOWN)
 def test_T10_after_an_hour_of_downtime(back_at: float, misfire: str, misfire_max: int, fired: list[int]) -> None:
     world = World()
     recurrence = every(10 * MINUTE_MS, misfire=misfire, misfire_max=misfire_max, overlap=Overlap.ALLOW)
