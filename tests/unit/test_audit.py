@@ -307,10 +307,16 @@ def recurred(**fields: Any) -> Life:
     life.command(schedule("r", START_MS, recurrence=every(HOUR_MS, overlap="ALLOW", **fields)))
     for result in ("SUCCEEDED", "FAILED"):
         life.pass_time(0)
+        life.pass_time(HOUR_MS // 2)
         life.outcome(run_of(life), result)
-        life.pass_time(HOUR_MS)
-    life.pass_time(60_000)
+        life.pass_time(HOUR_MS // 2)
+    life.pass_time(HOUR_MS // 2 + 60_000)
     return life
+
+
+def is_handed_out(life: Life, job_id: str) -> bool:
+    state = life.state(job_id)
+    return state is not None and state["phase"] in ("DISPATCHED", "CANCELLING")
 
 
 def run_of(life: Life) -> str:
@@ -331,9 +337,7 @@ def test_recurring_jobs_of_all_kinds_are_faithful_at_every_stage(kind: Callable[
     for n in range(12):
         life.pass_time(HOUR_MS // 2)
         if n % 3 == 2:
-            for job_id in {
-                d.job_id for d in life.logs.dispatches if (life.state(d.job_id) or {}).get("phase") in ("DISPATCHED", "CANCELLING")
-            }:
+            for job_id in {d.job_id for d in life.logs.dispatches if is_handed_out(life, d.job_id)}:
                 life.outcome(job_id, "SUCCEEDED" if n % 2 else "CANCELLED")
         assert differences(life.logs, life.now_ms) == []
         assert store_differences(life.logs, DictStore(life))[0] == []

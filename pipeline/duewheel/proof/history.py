@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from duewheel.core.errors import BadConfiguration
-from duewheel.core.model import Limits
+from duewheel.core.model import Limits, Recurrence
 
 # --- what producers ask for. Every call is written down before it is made, and has a name of its own in the whole history
 
@@ -43,6 +43,7 @@ class EnqueueInvoked(NamedTuple):
     Attributes:
         created_ms: as in the command. Tells commands for the same job and time apart; so it must be given where a job id is used twice.
         replaces: whether it is to redefine a job that is known.
+        recurrence: where it is to run again and again. Its runs are told as jobs of their own, that nobody asks for.
     """
 
     at_ms: int
@@ -52,6 +53,7 @@ class EnqueueInvoked(NamedTuple):
     created_ms: int = 0
     limits: Limits | None = None
     replaces: bool = False
+    recurrence: Recurrence | None = None
 
 
 class CancelInvoked(NamedTuple):
@@ -114,6 +116,7 @@ class Defined(NamedTuple):
     generation: int
     due_ms: int
     created_ms: int = 0
+    recurrence: Recurrence | None = None
 
 
 class StateWritten(NamedTuple):
