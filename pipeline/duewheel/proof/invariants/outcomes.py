@@ -248,6 +248,8 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
         reasons = {death.reason for death in run.deaths if death.token == token}
         if not reasons - {Reason.FAILED}:
             return "no worker said so, and no limit was named"
+        if run.asked is None and parse(story.job_id) is not None:
+            return ""  # its limits are those of its recurring job, of whichever generation
         if Reason.TOTAL_TIMEOUT in reasons and not (limits and limits["total_timeout_ms"]):
             return "it has no total timeout"
     return ""
