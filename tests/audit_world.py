@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from duewheel.adapters.avro import codec
 from duewheel.core.audit import Audit, Dispatched
-from duewheel.core.differences import Difference
+from duewheel.core.differences import Difference, Unjudged
 from duewheel.core.errors import RejectedJob
 from duewheel.core.judgement import judge
 from duewheel.core.model import Outcome, Schedule, State
@@ -102,6 +102,8 @@ def _fold_intake(logs: Logs, audit: Audit) -> None:
             audit.cancel(record["job_id"], at_ms)
         elif name == "drop":
             audit.drop(record["job_id"])
+        elif name == "unread":
+            audit.unread(record["job_id"], Unjudged.REGISTRY)
 
 
 def differences(logs: Logs, now_ms: int) -> list[Difference]:

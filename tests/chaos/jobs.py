@@ -5,7 +5,7 @@
 A payload says how its job behaves (`tests.chaos.tasks` obeys it):
 
     {"do": "work", "ms": 20}                      takes 20 ms
-    {"do": "fail", "times": 2}                    fails twice, then succeeds
+    {"do": "fail", "times": 2}                    fails twice, then succeeds; from four times on it dies, until it is redriven
     {"do": "snooze", "times": 1, "snooze_ms": 50} puts itself off once
     {"do": "discard"}                             gives up
     {"do": "crash", "times": 1}                   ends its process, once
@@ -31,6 +31,9 @@ AHEAD_MS: Final = 2_500
 WORKER_CRASH_ONE_OF: Final = 2_500
 LONG_ONE_OF: Final = 400
 BAD_ONE_OF: Final = 500
+# One job of so many dies for certain: its attempts fail until they are used up, once or, where it is redriven, twice.
+DYING_ONE_OF: Final = 100
+DYING_TIMES: Final = (5, 9)
 LONG_MS: Final = (11_000, 16_000)
 
 
@@ -75,6 +78,8 @@ def _steps(random: Random, number: int, at_ms: int, workload: Workload) -> list[
     task, payload = _behaviour(random, number)
     delay_ms = random.choice((0, 0, random.randrange(1_000), random.randrange(min(DELAY_MS_MAX, workload.span_ms))))
     step = Step(at_ms, "schedule", f"job-{number:05}", task, payload, delay_ms)
+    if number % DYING_ONE_OF == DYING_ONE_OF // 3:
+        return [step._replace(task="plain", payload={"do": "fail", "times": random.choice(DYING_TIMES)})]
     if random.random() < 0.06:
         step = step._replace(expires_ms=random.randrange(300, 20_000))
     if payload["do"] == "crash" and random.random() < 0.2:

@@ -120,7 +120,7 @@ class Handler:
 
 
 app = App()
-_QUICK: Final = RetryPolicy(attempts=4, delays=(0.2, 1.0))
+QUICK: Final = RetryPolicy(attempts=4, delays=(0.2, 1.0))
 _making = threading.Lock()
 _made: list[Handler] = []
 
@@ -136,35 +136,35 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@app.task(retry=_QUICK)
+@app.task(retry=QUICK)
 def plain(payload: dict[str, Any], context: Context) -> None:
     """Whatever the payload says, in a thread."""
     _handler().began(context)
     _handler().work(payload, context)
 
 
-@app.task(retry=_QUICK, timeout=1.0)
+@app.task(retry=QUICK, timeout=1.0)
 def limited(payload: dict[str, Any], context: Context) -> None:
     """May take a second."""
     _handler().began(context)
     _handler().work(payload, context)
 
 
-@app.task(retry=_QUICK, heartbeat=3.0)
+@app.task(retry=QUICK, heartbeat=3.0)
 def beating(payload: dict[str, Any], context: Context) -> None:
     """Promises to say that it goes on."""
     _handler().began(context)
     _handler().work(payload, context)
 
 
-@app.task(retry=_QUICK, executor="process", concurrency=2)
+@app.task(retry=QUICK, executor="process", concurrency=2)
 def apart(payload: dict[str, Any], context: Context) -> None:
     """In a process of its own, which may die alone."""
     _handler().began(context)
     _handler().work(payload, context)
 
 
-@app.task(retry=_QUICK)
+@app.task(retry=QUICK)
 async def looped(payload: dict[str, Any], context: Context) -> None:
     """In the event loop."""
     _handler().began(context)

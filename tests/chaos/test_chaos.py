@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.chaos.__main__ import ROOT
+from tests.chaos.course import JOBS_A_CLOSING
 
 # The same in every run, as far as that can be, so that a failure is told by what changed and not by the day.
 SEED = 20_300_131
@@ -37,4 +38,5 @@ def test_nothing_is_lost_early_or_accepted_twice_while_processes_and_a_broker_ar
     assert found["acknowledged"] >= JOBS * 0.99
     assert {kind: found["faults"][kind] for kind in ("kill", "pause", "broker kill")} == {"kill": 6, "pause": 2, "broker kill": 1}
     assert set(found["broken"].values()) == {0}
+    assert min(found["redriven"], found["dropped"]) >= JOBS // JOBS_A_CLOSING
     assert found["repeated"] > 0, "six processes were killed among thousands of runs, and none was caught"

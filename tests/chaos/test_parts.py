@@ -12,15 +12,23 @@ from random import Random
 
 import pytest
 
+from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.logs import COMMITTED, MemoryRecord
+from duewheel.core.model import Closing, Phase
+from duewheel.engine.partition import DEFINITION, STATE
 from duewheel.proof.history import Committed, Rebalanced, Started
 from tests.chaos import damage
-from tests.chaos.jobs import BAD_ONE_OF, Workload, script
+from tests.chaos.caretaker import FATES, fate
+from tests.chaos.course import JOBS_A_CLOSING
+from tests.chaos.jobs import BAD_ONE_OF, DYING_ONE_OF, DYING_TIMES, Workload, script
 from tests.chaos.lanes import HOST, Cut, Lanes
 from tests.chaos.notes import Notes, notes_of
 from tests.chaos.offsets import TOPIC, offset_event
 from tests.chaos.producer import share, wave_of
-from tests.chaos.site import java_hash
+from tests.chaos.site import TOPOLOGY, java_hash
+from tests.chaos.tasks import QUICK
+from tests.chaos.watch import Standings
+from tests.dead import dead_run
 
 QUICK_S = 0.3
 TIMEOUT_S = 10.0
@@ -132,6 +140,15 @@ def test_a_script_asks_for_every_job_once_and_says_more_of_a_job_later_only() ->
     assert max(Counter((step.at_ms, step.job_id) for step in steps).values()) == 1
 
 
+def test_one_job_of_a_hundred_dies_for_certain() -> None:
+    steps = script(Workload(7, 2_000, 20_000))
+    dying = [step for step in steps if int(step.job_id[-5:]) % DYING_ONE_OF == DYING_ONE_OF // 3 and step.verb != "spoil"]
+    assert len(dying) == 2_000 // DYING_ONE_OF  # one step each: none is cancelled or redefined
+    assert {step.payload["times"] for step in dying} == set(DYING_TIMES)
+    assert all(step.payload["do"] == "fail" and not step.expires_ms for step in dying)
+    assert QUICK.attempts in range(1, min(DYING_TIMES) + 1)
+
+
 def test_producers_share_the_script_among_them() -> None:
     workload = Workload(7, 300, 5_000)
     shares = [share(workload, number, 3) for number in range(3)]
@@ -150,6 +167,66 @@ def test_a_line_that_was_not_finished_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_producer_without_notes_begins_at_the_beginning() -> None:
     assert wave_of(iter(())) == 0
+
+
+# --- who looks after the dead, and when all is over ---
+
+
+def test_a_fate_of_each_kind_comes_often_enough_for_what_the_verdict_demands() -> None:
+    jobs = 10 * JOBS_A_CLOSING
+    fates = Counter(fate(f"job-{number:05}", 0) for number in range(DYING_ONE_OF // 3, jobs, DYING_ONE_OF))
+    assert min(fates[Closing.REDRIVEN], fates[Closing.DROPPED]) > jobs // JOBS_A_CLOSING
+    assert fates[None] > 0
+
+
+@pytest.mark.parametrize("number", range(0, DYING_ONE_OF * len(FATES), DYING_ONE_OF))
+def test_no_job_is_redriven_without_end(number: int) -> None:
+    fates = [fate(f"job-{number:05}", deaths) for deaths in range(20)]
+    assert fates.count(Closing.REDRIVEN) <= FATES.count(Closing.REDRIVEN)
+    assert fates[len(FATES) - 1 :] == [None] * (20 - len(FATES) + 1)
+
+
+def _take(standings: Standings, kind: bytes, job_id: str, generation: int = 0, phase: Phase = Phase.WAITING, token: int = 0) -> None:
+    run, value = dead_run(job_id, token, generation=generation, phase=phase), None
+    run["state"]["token"], run["definition"]["generation"] = token, generation
+    if generation:
+        value = codec.encode_definition(run["definition"]) if kind == DEFINITION else codec.encode_state(run["state"])
+    standings.take(MemoryRecord(TOPOLOGY.state, 0, 0, kind + job_id.encode(), value, None, AT_MS, COMMITTED))
+
+
+def test_a_job_is_over_when_its_newest_definition_has_ended() -> None:
+    standings = Standings()
+    assert standings.unfinished(["a"], ()) == ["a"]  # acknowledged, and nobody has heard of it
+    _take(standings, DEFINITION, "a", 1)
+    assert standings.unfinished([], ()) == ["a"]
+    _take(standings, STATE, "a", 1, Phase.SUCCEEDED, 7)
+    assert standings.unfinished(["a"], ()) == []
+    _take(standings, DEFINITION, "a", 2)
+    assert standings.unfinished(["a"], ()) == ["a"]
+    assert (standings.defined, standings.ended) == (1, 1)
+
+
+def test_a_death_is_an_end_when_it_is_left_alone() -> None:
+    standings = Standings()
+    _take(standings, DEFINITION, "a", 1)
+    _take(standings, STATE, "a", 1, Phase.FAILED, 7)
+    assert standings.unfinished(["a"], ()) == ["a"]
+    assert standings.unfinished(["a"], {("a", 5)}) == ["a"]  # that was another death
+    assert standings.unfinished(["a"], {("a", 7)}) == []
+
+
+@pytest.mark.parametrize("kinds", [(DEFINITION, STATE), (STATE, DEFINITION)])
+def test_a_dropped_job_is_over_until_it_is_defined_anew(kinds: tuple[bytes, bytes]) -> None:
+    standings = Standings()
+    _take(standings, DEFINITION, "a", 1)
+    _take(standings, STATE, "a", 1, Phase.FAILED, 7)
+    for kind in kinds:
+        _take(standings, kind, "a")
+    assert standings.unfinished(["a"], ()) == []
+    assert (standings.defined, standings.ended) == (1, 1)
+    _take(standings, DEFINITION, "a", 1)
+    assert standings.unfinished(["a"], ()) == ["a"]
+    assert (standings.defined, standings.ended) == (1, 0)
 
 
 # --- what Kafka writes ---

@@ -3,43 +3,97 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, NamedTuple, Self
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.kafka.follower import Follower
 from duewheel.adapters.kafka.settings import KafkaConfig
+from duewheel.core.dead_runs import DeathName
 from duewheel.core.lifecycle import TERMINAL
+from duewheel.core.model import Phase
 from duewheel.engine.partition import DEFINITION, STATE
+from duewheel.ports import Record
 from tests.chaos.site import TOPOLOGY
 
 _PATIENCE_S: Final = 120.0
 _LISTEN_S: Final = 0.2
 
 
-class Watch:
-    """Listens in a thread of its own, for as long as a `with` block: a cluster that is being broken may keep it waiting."""
+class _Moving(NamedTuple):
+    """What a job's latest state says."""
 
-    def __init__(self, kafka: KafkaConfig) -> None:
-        self._follower = Follower(kafka, lambda topic: topic == TOPOLOGY.state, 0, _PATIENCE_S)
+    generation: int
+    phase: str
+    token: int
+
+
+class Standings:
+    """Where each job stands, folded from the state topic. One thread may fold while others ask."""
+
+    def __init__(self) -> None:
         self._generations: dict[str, int] = {}
-        self._states: dict[str, tuple[int, bool]] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        self._states: dict[str, _Moving] = {}
+        self._dropped: set[str] = set()
+
+    def take(self, record: Record) -> None:
+        """Takes in a record; any order of those that one transaction writes will do."""
+        key, value = record.key() or b"", record.value()
+        kind, job_id = key[:1], key[1:].decode()
+        if kind == DEFINITION and value is not None:
+            self._generations[job_id] = codec.peek_definition(value).generation
+            self._dropped.discard(job_id)
+        elif kind == DEFINITION:
+            self._dropped.add(job_id)
+            self._generations.pop(job_id, None)
+        elif kind == STATE and value is not None:
+            state = codec.decode_state(value)
+            self._states[job_id] = _Moving(state["generation"], state["phase"], state["token"])
+        elif kind == STATE:
+            self._states.pop(job_id, None)
 
     @property
     def defined(self) -> int:
-        return len(self._generations)
+        """How many jobs there were, dropped ones too."""
+        return len(self._generations) + len(self._dropped)
 
     @property
     def ended(self) -> int:
-        return sum(is_over for _, is_over in list(self._states.values()))
+        """How many of them have ended, as things look now."""
+        return sum(state.phase in TERMINAL for state in list(self._states.values())) + len(self._dropped)
 
-    def unfinished(self, acknowledged: Iterable[str]) -> list[str]:
-        """Jobs whose newest definition has not come to its end; those too that were acknowledged and are not defined."""
-        generations, states = dict(self._generations), dict(self._states)
-        return sorted(job for job in {*acknowledged, *generations} if job not in generations or states.get(job) != (generations[job], True))
+    def unfinished(self, acknowledged: Iterable[str], left: Collection[DeathName]) -> list[str]:
+        """Jobs whose newest definition has not come to its end; those too that were acknowledged and are not defined.
+
+        Args:
+            left: the deaths of which nothing more will become; any other is no end yet.
+        """
+        generations, states, dropped = dict(self._generations), dict(self._states), set(self._dropped)
+
+        def is_over(job_id: str) -> bool:
+            state, generation = states.get(job_id), generations.get(job_id)
+            if generation is None:
+                return job_id in dropped
+            if state is None or state.generation != generation:
+                return False
+            return state.phase in TERMINAL and (state.phase != Phase.FAILED or (job_id, state.token) in left)
+
+        return sorted(job_id for job_id in {*acknowledged, *generations} if not is_over(job_id))
+
+
+class Watch:
+    """Listens in a thread of its own, for as long as a `with` block: a cluster that is being broken may keep it waiting.
+
+    Attributes:
+        jobs: where they stand, as far as it has heard.
+    """
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._follower = Follower(kafka, lambda topic: topic == TOPOLOGY.state, 0, _PATIENCE_S)
+        self.jobs = Standings()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -53,12 +107,4 @@ class Watch:
     def _listen(self) -> None:
         while not self._over.is_set():
             for record in self._follower.poll(_LISTEN_S, 1_000):
-                self._take(record)
-
-    def _take(self, record: Any) -> None:
-        kind, job_id, value = record.key()[:1], record.key()[1:].decode(), record.value()
-        if kind == DEFINITION and value is not None:
-            self._generations[job_id] = codec.peek_definition(value).generation
-        elif kind == STATE and value is not None:
-            state = codec.decode_state(value)
-            self._states[job_id] = (state["generation"], state["phase"] in TERMINAL)
+                self.jobs.take(record)

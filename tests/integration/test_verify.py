@@ -5,21 +5,37 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from rocksdict import Options, Rdict
 
+from duewheel import wiring
 from duewheel.adapters.avro import codec
+from duewheel.adapters.avro.schemas import CURRENT
 from duewheel.adapters.kafka.scan import Scan
 from duewheel.cli.main import cli
-from duewheel.core.errors import BadConfiguration
+from duewheel.core.errors import BadConfiguration, Reason, RegistryUnavailable
 from duewheel.core.model import Dispatch
 from duewheel.core.wheel import timer_key
 from duewheel.engine.processor import Processor
-from tests.integration.desk import DAY_MS, PARTITIONS, TIMEOUT_S, Desk, Raw, home, job_ids, now_ms, raw_outcome, raw_schedule
+from tests.integration.desk import (
+    DAY_MS,
+    PARTITIONS,
+    TIMEOUT_S,
+    Desk,
+    Raw,
+    home,
+    is_active,
+    job_ids,
+    now_ms,
+    raw_cancel,
+    raw_outcome,
+    raw_schedule,
+)
+from tests.registry import FakeRegistry, framed
 
 HOUR_MS = 3_600_000
 
@@ -293,6 +309,116 @@ def test_what_is_asked_for_wrongly_is_refused(desk: Desk) -> None:
         invoked(desk, "verify", "--partition", "9")
     with pytest.raises(BadConfiguration, match=r"has no stores of .*name the state directory"):
         invoked(desk, "verify", "--state-dir", str(desk.folder))
+
+
+# --- commands of Confluent's serializers ---
+
+SCHEMA_IDS = {"Schedule": 7, "Cancel": 8, "Drop": 9}
+UNKNOWN_ID = 70
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    registry = FakeRegistry()
+    for name, schema_id in SCHEMA_IDS.items():
+        registry.register(schema_id, CURRENT[name].parsed)
+    yield registry
+    registry.stop()
+
+
+def theirs(record: Raw, name: str = "Schedule") -> Raw:
+    """The same command, as Confluent's serializer writes it."""
+    assert record.value is not None
+    return record._replace(value=framed(SCHEMA_IDS[name], record.value))
+
+
+def lead_foreign_lives(desk: Desk, registry: FakeRegistry) -> None:
+    """Jobs of which some or all commands are in Confluent's format, in an installation that is stopped in the end."""
+    processor = wiring.timer_processor(
+        desk.kafka, desk.topology, desk.folder / "a", TIMEOUT_S, schema_registry=f"http://{registry.address}"
+    )
+    processor.start()
+    try:
+        desk.drive(processor, until=lambda: is_active(processor))
+        again = raw_schedule("again", now_ms())
+        mixed = raw_schedule("mixed", now_ms())
+        desk.publish([theirs(again), theirs(again), theirs(mixed), mixed, theirs(raw_schedule("gone", now_ms(), retention_ms=0))])
+        desk.publish([theirs(raw_schedule("dropped", now_ms())), raw_schedule("ours", now_ms() + HOUR_MS)])
+        desk.publish([theirs(raw_schedule("waits", now_ms() + HOUR_MS)), theirs(raw_schedule("cancelled", now_ms() + HOUR_MS))])
+        desk.publish([raw_schedule("stopped", now_ms() + HOUR_MS), theirs(raw_cancel("stopped"), "Cancel"), raw_cancel("cancelled")])
+        anew = raw_schedule("replaced", now_ms() + 2 * HOUR_MS, on_conflict="REPLACE", retention_ms=0)
+        desk.publish([raw_schedule("replaced", now_ms() + HOUR_MS), theirs(anew)])
+        desk.publish([theirs(raw_schedule("astray", now_ms() + HOUR_MS, partition=(home("astray") + 1) % PARTITIONS))])
+        refused = raw_schedule("refused", now_ms())
+        assert refused.value is not None
+        desk.publish([refused._replace(value=framed(UNKNOWN_ID, refused.value))])
+        desk.drive(processor, until=lambda: len(desk.dispatches()) == 4 and desk.dead_letters())
+        desk.answer([of(desk, "again"), of(desk, "gone")])
+        desk.answer([of(desk, "dropped")], "FAILED")
+        desk.drive(processor, until=desk.dead_runs)
+        drop: Any = {"job_id": "dropped", "token": of(desk, "dropped")["token"], "created_ms": now_ms()}
+        desk.publish([theirs(Raw(b"dropped", codec.encode_drop(drop)), "Drop")])
+        cancelled = {"cancelled": "CANCELLED", "stopped": "CANCELLED"}
+        desk.drive(
+            processor, until=lambda: desk.phases() == {"again": "SUCCEEDED", "mixed": "DISPATCHED", **cancelled} and _known(desk) >= KNOWN
+        )
+    finally:
+        processor.close()
+    assert [letter["reason"] for letter in desk.dead_letters()] == [Reason.UNKNOWN_SCHEMA]
+
+
+KNOWN = {"again", "mixed", "ours", "waits", "cancelled", "stopped", "replaced", "astray"}
+
+
+def _known(desk: Desk) -> set[str]:
+    return {key[1:].decode() for partition in desk.fold().values() for key in partition if key[:1] == b"d"}
+
+
+def test_commands_of_confluents_serializers_are_verified_with_their_registry(desk: Desk, registry: FakeRegistry) -> None:
+    lead_foreign_lives(desk, registry)
+    named = ("--schema-registry", f"http://{registry.address}")
+    differences, reports = verified(desk, *named)
+    assert differences == []
+    assert [report["unjudged"] for report in reports] == [{}] * PARTITIONS
+    assert sum(report["jobs"] for report in reports) == len(KNOWN | {"gone", "dropped"})
+    assert found(desk, "--passes", "3", *named) == []
+
+    written_to_state(desk, b"dwaits", None)  # and so it would never run
+    stranger = raw_schedule("stranger", now_ms() + HOUR_MS).value
+    assert stranger is not None
+    written_to_state(desk, b"dstranger", codec.splice_definition(1, stranger))
+    assert found(desk, *named) == [("lost", "waits"), ("phantom", "stranger")]
+
+
+def test_without_a_registry_what_hangs_on_foreign_commands_is_not_judged(desk: Desk, registry: FakeRegistry) -> None:
+    lead_foreign_lives(desk, registry)
+    asked = len(registry.asked)
+    differences, reports = verified(desk)
+    assert differences == []
+    # One of these lies on the wrong partition first, and is looked at where it went on to.
+    foreign = ["again", "again", "mixed", "gone", "dropped", "dropped", "waits", "cancelled", "stopped", "replaced", "astray"]
+    assert sum(report["unjudged"].get("registry", 0) for report in reports) == len(foreign)
+    assert len(registry.asked) == asked
+    page = invoked(desk, "verify").stdout
+    assert "in the format of a schema registry; name it with --schema-registry" in page
+
+    written_to_state(desk, b"dours", None)
+    stranger = raw_schedule("stranger", now_ms() + HOUR_MS).value
+    assert stranger is not None
+    written_to_state(desk, b"dstranger", codec.splice_definition(1, stranger))
+    assert found(desk) == [("lost", "ours"), ("phantom", "stranger")]  # those have none
+
+
+def test_a_registry_that_is_away_is_said_and_is_no_difference(desk: Desk, registry: FakeRegistry) -> None:
+    lead_foreign_lives(desk, registry)
+    for schema_id in SCHEMA_IDS.values():
+        registry.answers[schema_id] = (503, b"")
+    with pytest.raises(RegistryUnavailable, match="answered 503"):
+        invoked(desk, "verify", "--schema-registry", f"http://{registry.address}")
+    with pytest.raises(BadConfiguration, match="the schema registry 'registry:8081' is no URL"):
+        invoked(desk, "verify", "--schema-registry", "registry:8081")
 
 
 def state(desk: Desk, job_id: str, *arguments: str) -> dict[str, Any]:

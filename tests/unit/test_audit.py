@@ -223,6 +223,39 @@ def test_what_a_log_cannot_tell_any_more_is_counted_and_not_guessed(name: str, j
     assert audit.unjudged[why] >= 1
 
 
+def _unread(life: Life, job_id: str) -> None:
+    """All commands for a job are in a format that this reader cannot read."""
+    told = [(at_ms, "unread" if record["job_id"] == job_id else name, record) for at_ms, name, record in life.logs.intake]
+    assert told != life.logs.intake
+    life.logs.intake[:] = told
+
+
+@pytest.mark.parametrize("job_id", sorted({record["job_id"] for _, _, record in lived().logs.intake}))
+def test_what_hangs_on_commands_that_cannot_be_read_is_counted_and_not_guessed(job_id: str) -> None:
+    life = lived()
+    _unread(life, job_id)
+    audit = Audit(0)
+    fold(life.logs, audit)
+    assert [*audit.drained(), *judge(audit, life.now_ms)] == []
+    assert audit.unjudged == {Unjudged.REGISTRY: sum(name == "unread" for _, name, _ in life.logs.intake)}
+
+
+def test_commands_that_cannot_be_read_hide_nothing_else() -> None:
+    life = lived()
+    for job_id in ("running", "waits", "done"):
+        _unread(life, job_id)
+    forge(life, "running", phase="SUCCEEDED")
+    forge(life, "done", phase="FAILED")
+    without(life, "dispatches", lambda row: row.job_id == "returned")
+    kinds = {(difference.kind, difference.job_id) for difference in differences(life.logs, life.now_ms)}
+    assert kinds == {
+        (Kind.UNFOUNDED, "running"),
+        (Kind.ENDED_TWICE, "done"),
+        (Kind.UNFOUNDED, "done"),
+        (Kind.UNDISPATCHED, "returned"),
+    }
+
+
 def test_a_log_that_reaches_back_just_far_enough_is_believed() -> None:
     life = lived()
     forge(life, "running", phase="SUCCEEDED", changed_ms=life.now_ms)

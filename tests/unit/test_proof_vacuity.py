@@ -9,10 +9,12 @@ from typing import Final
 
 import pytest
 
+from duewheel.core.model import Closing
 from duewheel.proof.history import (
     Acknowledged,
     Backlog,
     CancelInvoked,
+    DeathClosed,
     Dispatched,
     Effect,
     EnqueueInvoked,
@@ -38,6 +40,8 @@ DEMANDING: Final = replace(
     acknowledged_percent_min=75,
     faults={"kill": 2, "rebalance": 1},
     caught_transactions_min=1,
+    redriven_min=1,
+    dropped_min=1,
     snapshots_min=3,
     needs_drain=True,
 )
@@ -51,6 +55,10 @@ def _shortcomings(history: list[Event], plan: Plan = DEMANDING) -> list[str]:
 
 def _without(*kinds: type) -> list[Event]:
     return [event for event in HISTORY if not isinstance(event, kinds)]
+
+
+def _without_closing(how: Closing) -> list[Event]:
+    return [event for event in HISTORY if not (isinstance(event, DeathClosed) and event.how == how)]
 
 
 def test_a_run_that_exercised_all_that_was_planned_is_not_vacuous() -> None:
@@ -71,6 +79,8 @@ VACUOUS: Final[dict[str, Callable[[], list[Event]]]] = {
     "rebalances caught 0 transactions; the plan wants 1": lambda: [
         event._replace(in_rebalance=False) if isinstance(event, TransactionFailed) else event for event in HISTORY
     ],
+    "0 deaths were REDRIVEN; the plan wants 1": lambda: _without_closing(Closing.REDRIVEN),
+    "0 deaths were DROPPED; the plan wants 1": lambda: _without_closing(Closing.DROPPED),
     "only model, store told of timer partition 1 at 'end'; the plan wants 3 witnesses": lambda: [
         event for event in HISTORY if not (isinstance(event, Snapshot) and event.witness == "fold" and event.partition == 1)
     ],
@@ -110,6 +120,13 @@ def test_89_of_100_acknowledged_are_too_few_and_90_are_enough() -> None:
 
 def test_a_history_of_nothing_is_vacuous() -> None:
     assert _shortcomings([], Plan()) == ["0 jobs were asked for; the plan wants 1"]
+
+
+def test_a_death_that_two_witnesses_saw_undone_is_one() -> None:
+    undone = next(event for event in HISTORY if isinstance(event, DeathClosed) and event.how == Closing.REDRIVEN)
+    history = [*_without_closing(Closing.REDRIVEN), undone, undone]
+    assert judge(history, DEMANDING).redriven == 1
+    assert "1 deaths were REDRIVEN; the plan wants 2" in _shortcomings(history, replace(DEMANDING, redriven_min=2))
 
 
 def test_cancels_alone_are_no_jobs() -> None:

@@ -130,6 +130,11 @@ def test_the_table_of_the_module(line: str, skipped: list[str], twice: list[str]
         assert [f"{datetime.fromtimestamp(slot_ms / 1_000, UTC):%H:%M}" for slot_ms in found] == expected
 
 
+def test_an_hour_that_is_shown_twice_is_met_from_far_away_at_its_first_time() -> None:
+    expected = ["2030-10-27T00:00:00", "2030-10-27T00:30:00", "2030-10-27T01:00:00", "2030-10-27T01:30:00", "2031-10-27T01:00:00"]
+    assert times(cron("*/30 2 27 10 *", "Europe/Berlin"), "2030-01-01T00:00:00", 5) == expected
+
+
 def test_what_goes_by_real_time_is_an_hour_apart_whatever_clocks_do() -> None:
     found = list(islice(slots(cron("30 * * * *", "Europe/Berlin"), T0_MS, 0), 24 * 365))
     assert {later - slot for slot, later in pairwise(found)} == {HOUR_MS}

@@ -96,6 +96,7 @@ class Job:
             may have been.
         cancelled_ms: the last Cancel.
         is_dropped: a Drop was sent.
+        has_unread: the intake has commands for it that this reader cannot read, and the owner could: of any kind.
         said: which results were told under its token (bits of SAID).
         ended_ms, ended_last_ms: the first and the last outcome that may have ended it, failures apart; 0 for none.
         failed_ms: the first word of a failure for good.
@@ -106,8 +107,8 @@ class Job:
 
     __slots__ = (
         "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "dispatches", "due_ms",
-        "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "is_buried", "is_closed", "is_dropped", "phase",
-        "queue", "recurrence", "retention_ms", "said", "state", "state_generation", "token",
+        "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried", "is_closed",
+        "is_dropped", "phase", "queue", "recurrence", "retention_ms", "said", "state", "state_generation", "token",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -115,7 +116,7 @@ class Job:
         self.definition = self.defined_ms = self.gone_ms = self.state = 0
         self.state_generation = self.attempt = self.token = self.changed_ms = 0
         self.said = self.ended_ms = self.ended_last_ms = self.failed_ms = self.cancelled_ms = self.dispatches = 0
-        self.is_dropped = self.is_buried = self.is_closed = False
+        self.is_dropped = self.is_buried = self.is_closed = self.has_unread = False
         self.queue = ""
         self.phase: str | None = None
         self.asked: Asked | None = None
@@ -273,6 +274,11 @@ class Audit:
         job = self.jobs.get(job_id)
         if job is not None:
             job.is_dropped = True
+
+    def unread(self, job_id: str, why: Unjudged) -> None:
+        """Takes in a command of which nothing can be read but its key: what the intake says of this job is not all of it."""
+        self._job(job_id).has_unread = True
+        self.pass_over(why)
 
     # --- outcomes, dispatches, dead letters ---
 

@@ -12,7 +12,8 @@ times:
     every run                  of a recurring job stands for one of its slots
 
 A log is kept for days, a job may live for years. Where the log that would answer does not reach back far enough, the question is counted
-as not judged; it is never answered in favour of the system.
+as not judged; it is never answered in favour of the system. Nor is it answered where a command for the job could not be read: those are
+counted, too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _reaches(audit: Audit, log: str, back_to_ms: int) -> bool:
 def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
     asked = job.asked
     facts: dict[str, Fact] = {"generation": job.generation, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
-    if asked is not None and job.command in asked.commands:
+    if job.has_unread or (asked is not None and job.command in asked.commands):
         return
     run = parse(job_id)
     if asked is None and run is not None:
@@ -105,7 +106,7 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
 
 def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: int) -> None:
     """A job that somebody asked for is not known. Either it was over for long enough, or it is lost."""
-    if job.is_dropped and job.failed_ms:
+    if job.has_unread or (job.is_dropped and job.failed_ms):
         return
     if asked.finishes:
         audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself leaves no outcome that says when
@@ -189,7 +190,7 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
     if job.phase == Phase.EXPIRED and (not job.is_governed or 0 < job.expires_ms <= job.changed_ms):
         return  # the owner's own doing; of an older generation nobody knows any more when it expired
     if job.phase == Phase.CANCELLED:
-        if job.cancelled_ms or not job.is_governed:
+        if job.cancelled_ms or job.has_unread or not job.is_governed:
             return  # of an older generation: the newer one took its place
         if parse(job_id) is not None and _may_be_replaced(audit, job_id):
             return

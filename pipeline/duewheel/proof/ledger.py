@@ -21,7 +21,7 @@ Costs about 3 µs and 400 bytes an event.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -298,6 +298,10 @@ class Ledger:
 
     def jobs_acknowledged(self) -> int:
         return sum(any(self.acknowledged(enqueue.call) for enqueue in story.enqueues) for story in self.stories.values())
+
+    def deaths_closed(self) -> Counter[str]:
+        """How many deaths came to what, by `core.model.Closing`."""
+        return Counter(how for story in self.stories.values() for _, how in {(closing.token, closing.how) for closing in story.closings})
 
 
 def _runs(story: Story) -> list[Run]:

@@ -19,6 +19,7 @@ class Plan:
         acknowledged_percent_min: of these, so many of a hundred must have been acknowledged.
         faults: so many of each kind must have happened.
         caught_transactions_min: so many transactions must have failed because a rebalance caught them.
+        redriven_min, dropped_min: so many deaths must have been undone, and so many dropped.
         snapshots_min: so many snapshots of different witnesses must agree at each moment that has any.
         needs_drain: the logs must have been looked at after healing.
     """
@@ -30,5 +31,7 @@ class Plan:
     acknowledged_percent_min: int = 90
     faults: Mapping[str, int] = field(default_factory=dict)
     caught_transactions_min: int = 0
+    redriven_min: int = 0
+    dropped_min: int = 0
     snapshots_min: int = 2
     needs_drain: bool = False

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Result
+from duewheel.core.model import Closing, Result
 from duewheel.core.percentile import percentile
 from duewheel.proof.history import Event
 from duewheel.proof.invariants import INVARIANTS, Violation
@@ -44,6 +44,7 @@ class Report:
         faults: how many of each kind.
         executions: how often handlers began; `repeated` of them for a run that had begun before, without a failure that it was retried for.
         effects_refused: how often the sink refused a lower token.
+        redriven, dropped: deaths that were undone, and that were dropped.
         outcomes_stale: final outcomes under a token that was not the run's newest, nor accepted.
         recoveries_ms: of each fault that delayed anything, how long after its end the last of it went on; rising.
     """
@@ -57,6 +58,8 @@ class Report:
     caught_transactions: int
     executions: int
     repeated: int
+    redriven: int
+    dropped: int
     effects_refused: int
     outcomes_stale: int
     recoveries_ms: Sequence[int]
@@ -90,6 +93,8 @@ class Report:
             ("transactions caught by rebalances", f"{self.caught_transactions:,}"),
             ("executions", f"{self.executions:,}"),
             ("repeated", f"{self.repeated:,}"),
+            ("redriven", f"{self.redriven:,}"),
+            ("dropped", f"{self.dropped:,}"),
             ("stale refused", f"{self.effects_refused + self.outcomes_stale:,}"),
             ("recovery p50", f"{_or_dash(self.recovery_p50_ms)}{unit}"),
             ("recovery max", f"{_or_dash(self.recovery_max_ms)}{unit}"),
@@ -107,6 +112,8 @@ class Report:
             "caught_transactions": self.caught_transactions,
             "executions": self.executions,
             "repeated": self.repeated,
+            "redriven": self.redriven,
+            "dropped": self.dropped,
             "effects_refused": self.effects_refused,
             "outcomes_stale": self.outcomes_stale,
             "recovery_p50_ms": self.recovery_p50_ms,
@@ -121,6 +128,7 @@ def judge(history: Iterable[Event], plan: Plan | None = None) -> Report:
     """Checks every invariant, and that the run exercised what the plan demands."""
     ledger = Ledger(history, plan)
     stories = ledger.stories.values()
+    closed = ledger.deaths_closed()
     repeats = sum(_repeated(story, run) for story in stories for run in story.runs)
     return Report(
         violations=[violation for invariant in INVARIANTS for violation in invariant.check(ledger)],
@@ -132,6 +140,8 @@ def judge(history: Iterable[Event], plan: Plan | None = None) -> Report:
         caught_transactions=sum(failed.in_rebalance for failed in ledger.failed_transactions),
         executions=sum(len(story.starts) for story in stories),
         repeated=repeats,
+        redriven=closed[Closing.REDRIVEN],
+        dropped=closed[Closing.DROPPED],
         effects_refused=sum(not effect.accepted for story in stories for effect in story.effects),
         outcomes_stale=sum(_stale(story) for story in stories if len(story.dispatches) > 1),
         recoveries_ms=recoveries_ms(ledger),

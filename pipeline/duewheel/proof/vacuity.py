@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from duewheel.core.model import Closing
 from duewheel.proof.ledger import Ledger
 
 
 def shortcomings(ledger: Ledger) -> list[str]:
     """What the plan demands and the history does not show, in sentences; empty where it proves something."""
-    return [*_jobs(ledger), *_faults(ledger), *_witnesses(ledger)]
+    return [*_jobs(ledger), *_deaths(ledger), *_faults(ledger), *_witnesses(ledger)]
 
 
 def _jobs(ledger: Ledger) -> Iterator[str]:
@@ -23,6 +24,13 @@ def _jobs(ledger: Ledger) -> Iterator[str]:
         yield f"{acknowledged:,} of {len(jobs):,} jobs were acknowledged; the plan wants {plan.acknowledged_percent_min} %"
     if jobs and not any(story.starts for story in jobs):
         yield "no handler ever began"
+
+
+def _deaths(ledger: Ledger) -> Iterator[str]:
+    closed = ledger.deaths_closed()
+    for how, count_min in ((Closing.REDRIVEN, ledger.plan.redriven_min), (Closing.DROPPED, ledger.plan.dropped_min)):
+        if closed[how] < count_min:
+            yield f"{closed[how]:,} deaths were {how}; the plan wants {count_min:,}"
 
 
 def _faults(ledger: Ledger) -> Iterator[str]:

@@ -318,13 +318,20 @@ class Verifier:
         if not part.is_mine(record.key() or b""):
             return
         if value is not None and value.startswith(_CONFLUENT) and not self._has_registry:
-            part.audit.pass_over(Unjudged.REGISTRY)
+            self._unread(part, topic, record.key())
         elif self._burials.since_ms > record.timestamp()[1]:
             part.audit.pass_over(Unjudged.DEAD_LETTERS)
         else:
             key = record.key()
             job_id = None if key is None else key.decode(errors="backslashreplace")
             part.audit.find(Kind.UNANSWERED, job_id, topic=topic, offset=record.offset(), reason=error.reason)
+
+    def _unread(self, part: _Part, topic: str, key: bytes | None) -> None:
+        """Passes over what is in the format of a registry that was not named. The key of a command that was obeyed is the job id."""
+        if topic != self._topology.intake or key is None:
+            part.audit.pass_over(Unjudged.REGISTRY)
+        elif partition_of(key, self.partitions) == part.audit.partition:  # else it went on to its own, and is looked at there
+            part.audit.unread(key.decode(errors="backslashreplace"), Unjudged.REGISTRY)
 
     def _take_command(self, part: _Part, record: Record) -> None:
         value, key = record.value(), record.key()
