@@ -405,8 +405,5 @@ def test_a_recurrence_that_cannot_be_is_refused(job: dict[str, Any], reason: Rea
 
 def test_a_run_may_be_cancelled_redriven_and_dropped_by_its_id() -> None:
     job_id = "j@1764600000000"
-    assert (
-        cancel_command(job_id, NOW_MS)["job_id"]
-        == redrive_command(job_id, 1, NOW_MS)["job_id"]
-        == drop_command(job_id, 1, NOW_MS)["job_id"]
-    )
+    commands = (cancel_command(job_id, NOW_MS), redrive_command(job_id, 1, NOW_MS), drop_command(job_id, 1, NOW_MS))
+    assert {command["job_id"] for command in commands} == {job_id}

@@ -163,8 +163,8 @@ class Client:
             TopicMissing, EnvironmentFailure: it could not be stored.
         """
         job = Job(
-            task, payload, at, delay, job_id, queue, headers, on_conflict, retention, expires_at, retry, timeout, total_timeout, crash_limit,
-            every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
+            task, payload, at, delay, job_id, queue, headers, on_conflict, retention, expires_at, retry, timeout, total_timeout,
+            crash_limit, every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
         )  # fmt: skip
         command = self._schedule(job)
         job_id, due_ms = command["job_id"], command["due_ms"]

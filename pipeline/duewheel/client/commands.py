@@ -251,10 +251,10 @@ def _recurrence(job: Job) -> Recurrence:
             raise RejectedJob(
                 Reason.BAD_RECURRENCE, f"{name}_limit={limit!r} belongs to {name}={wanted!r}, and {name} is {policy!r}; give that"
             )
-    every = kinds[kind] if kind != RecurrenceKind.CRON else None
+    every = job.every if job.every_after is None else job.every_after
     return {
         "kind": kind.value,
-        "every_ms": 0 if every is None or isinstance(every, str) else _span_ms(every, kind.lower(), Reason.BAD_RECURRENCE),
+        "every_ms": 0 if every is None else _span_ms(every, kind.lower(), Reason.BAD_RECURRENCE),
         "expression": job.cron or "",
         "zone": "UTC" if job.tz is None else job.tz,
         "start_ms": _moment_ms(job.start, "start"),
