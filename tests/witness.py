@@ -2,19 +2,21 @@
 
     event_of(record, topology)       Dispatched(at_ms=…, job_id="a", token=77, …), or None where it tells nothing that is judged
     snapshots(3, records, …)         timer partition 3 as the fold of its changelog, and as the engine restores it
+    definitions(commands, 8)         how its jobs are defined, as their commands alone say
 
 The simulator and the tests on real processes share it, so that the checker is told the same of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.store import Disk, MemoryStore
 from duewheel.adapters.memory.world import Process, World
-from duewheel.core.topology import Topology
+from duewheel.core.model import OnConflict
+from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import DEFINITION, STATE, Partition
 from duewheel.ports import Record
 from duewheel.proof.history import (
@@ -76,6 +78,34 @@ def snapshots(
     witnesses = {**stores, "fold": fold, "rebuild": dict(rebuilt.records(b"", b"~", _JOBS_MAX))}
     for witness, jobs in witnesses.items():
         yield Snapshot(at_ms, "the end", number, witness, {f"{key!r}": value.hex() for key, value in jobs.items()})
+
+
+def definitions(commands: Iterable[Record], partitions: int) -> dict[str, dict[str, Any]]:
+    """How each job of a timer partition is defined in the end: a model of the engine that knows the commands alone, and five lines.
+
+    Only of jobs that were never forgotten: when that happens is a matter of time, which commands do not tell.
+
+    Args:
+        commands: the records of the intake partition in order, but for those that were refused.
+        partitions: how many timer partitions there are.
+    """
+    jobs: dict[str, dict[str, Any]] = {}
+    for record in commands:
+        decoded: tuple[str, Any, bytes] = codec.decode_command(record.value())
+        name, command, _ = decoded
+        if name != "schedule" or partition_of(record.key() or b"", partitions) != record.partition():
+            continue
+        job_id, value = command["job_id"], (record.value() or b"").hex()
+        known = jobs.get(job_id)
+        if known is None or (command["on_conflict"] == OnConflict.REPLACE and known["command"] != value):
+            jobs[job_id] = {"generation": 1 if known is None else known["generation"] + 1, "command": value}
+    return jobs
+
+
+def definition_of(value: bytes) -> dict[str, Any]:
+    """A definition of the changelog, as `definitions` tells it."""
+    known = codec.peek_definition(value)
+    return {"generation": known.generation, "command": known.command.hex()}
 
 
 def _of_state(record: Record) -> Event | None:

@@ -20,7 +20,7 @@ from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.model import Outcome, Terms
 from duewheel.core.topology import Topology
-from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionUnknown
+from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, TransactionAborted, TransactionUnknown
 from duewheel.worker.app import App
 from duewheel.worker.crew import Desk as CrewDesk
 from duewheel.worker.doorstep import LastLives
@@ -87,6 +87,13 @@ class Dispatched:
 
     def timestamp(self) -> tuple[int, int]:
         return 1, 0
+
+
+class Unreadable(Dispatched):
+    """A record that is no dispatch."""
+
+    def value(self) -> bytes:
+        return b"?"
 
 
 class Group:
@@ -203,6 +210,8 @@ class Transaction:
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
         ending = self._output.endings.pop(0) if self._output.endings else ""
+        if ending == "aborted":
+            raise TransactionAborted(ending)
         if ending != "unknown, aborted":
             self._output.outcomes += self._outcomes
             for each in offsets.values():

@@ -15,6 +15,7 @@ from collections import Counter
 import structlog
 
 from duewheel.adapters.memory.world import START_MS
+from tests.simulation.coverage import SEEDS_MIN, missing
 from tests.simulation.trial import Trial
 
 FAILURES_SHOWN = 5
@@ -49,7 +50,7 @@ def _many(seeds: range, calm: bool) -> int:
     for seed in seeds:
         trial = Trial(seed, calm)
         trial.run()
-        met += trial.sky.counts
+        met += trial.met
         if trial.verdict:
             failed.append(seed)
             if len(failed) <= FAILURES_SHOWN:
@@ -59,8 +60,11 @@ def _many(seeds: range, calm: bool) -> int:
             sys.stdout.flush()
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(met.items()))
     sys.stdout.write(f"faults: {faults or 'none'}\n")
+    never = [] if calm or len(seeds) < SEEDS_MIN else missing(met)
+    if never:
+        sys.stdout.write(f"VACUOUS: never happened: {', '.join(never)}\n")
     sys.stdout.write(f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}, {time.process_time() - began_s:.0f} s of CPU\n")
-    return 1 if failed else 0
+    return 1 if failed or never else 0
 
 
 if __name__ == "__main__":

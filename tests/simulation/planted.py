@@ -39,9 +39,20 @@ _NO_OFFSETS: Final = Bug(
     "read = any(b.intake_offset > b.partition.intake_offset or b.outcomes_offset > b.partition.outcomes_offset for b in batches)\n"
     "            self._pending = transaction.commit_later({self._topology.processor_group: offsets} if read else {}), batches",
 )
+# Whoever takes over ends what the one before has open, where it finds a name. It finds none where a person has reset the group's offsets.
+_NO_NAMES: Final = Bug(Restore, "_fence", "if name is not None and name != self._output.name", "if not name")
+_END_FIRST: Final = Bug(
+    Restore,
+    "_claim",
+    "committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)\n"
+    "        changelog = self._cluster.watermarks(topology.state, numbers)",
+    "changelog = self._cluster.watermarks(topology.state, numbers)\n"
+    "        committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)",
+)
 BUGS: Final[dict[str, tuple[Bug, ...]]] = {
-    # Fencing by name alone would hide it: whoever takes over ends what the one before has open. So that goes too.
-    "offsets not sent in timer-only batches": (_NO_OFFSETS, Bug(Restore, "_fence", "for name in dead:", "for name in ():")),
+    # Fencing by name alone would hide these two.
+    "offsets not sent in timer-only batches": (_NO_OFFSETS, _NO_NAMES),
+    "changelog's end taken before committed offsets": (_END_FIRST, _NO_NAMES),
     "store written before the commit": (
         Bug(
             Processor,

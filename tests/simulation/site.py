@@ -7,23 +7,28 @@ processor that is started again finds the disk as the one before left it, and a 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Final
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.broker import Broker
 from duewheel.adapters.memory.cluster import MemoryCluster
+from duewheel.adapters.memory.groups import NOBODY
+from duewheel.adapters.memory.logs import Log
 from duewheel.adapters.memory.readers import MemoryGroupReader, MemoryReader
 from duewheel.adapters.memory.store import Disk, MemoryStore
 from duewheel.adapters.memory.transactions import MemoryTransactions
-from duewheel.adapters.memory.world import Process, World
+from duewheel.adapters.memory.world import Fault, Process, World
 from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import EnvironmentFailure
 from duewheel.core.topology import Topology, partition_of
+from duewheel.engine.partition import DEFINITION, STATE
 from duewheel.engine.processor import Processor
 from duewheel.ports import Offset
-from duewheel.proof.history import Committed, Event, Rebalanced, TransactionFailed
+from duewheel.proof.history import Committed, Event, OffsetsReset, Rebalanced, TransactionFailed
 from duewheel.worker.app import App
 from duewheel.worker.doorstep import LastLives
 from duewheel.worker.loop import Worker
@@ -38,6 +43,7 @@ QUEUE: Final = "default"
 SESSION_TIMEOUT_MS: Final = 6_000
 BROKER_TIMEOUT_MS: Final = 60_000
 GRACE_MS: Final = 5_000
+FOREVER_MS: Final = 2**62
 
 
 class Site:
@@ -46,6 +52,8 @@ class Site:
     Attributes:
         history: what was seen, in order.
         failures: errors that no process may end with.
+        deleted: logs of topics that were deleted, each with the name that the history has for it.
+        queueless: from when to when a queue had no topic, in milliseconds; of one that has none now, until for ever.
     """
 
     def __init__(self, world: World, kernel: Kernel, random: Random, timer_partitions: int, queues: dict[str, int]) -> None:
@@ -56,16 +64,82 @@ class Site:
         self.history: list[Event] = []
         self.failures: list[str] = []
         self.names = 0
+        self.deleted: list[tuple[str, Log]] = []
+        self.queueless: list[tuple[int, int]] = []
         self._formed_us: dict[str, int] = {}
+        self._lives = Counter[str]()
+        self._fold: dict[bytes, tuple[int, bytes | None]] = {}
+        self._folded = Counter[int]()
+        self._forgotten = Counter[bytes]()
+        self._by_hand = False
         world.observer = self
         for topic in (TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes):
             self.broker.create(topic, timer_partitions)
         self.broker.create(TOPOLOGY.dead_letter, 1)
         self.broker.create(TOPOLOGY.control, 1)
         for queue, partitions in queues.items():
-            self.broker.create(TOPOLOGY.dispatch(queue), partitions)
-            new = [Offset(TOPOLOGY.dispatch(queue), p, 0, encode(Claim("", 0), 0)) for p in range(partitions)]
-            self.broker.group(TOPOLOGY.worker_group(queue)).commit(("", -1), new)
+            self.make_queue(queue, partitions)
+
+    def make_queue(self, queue: str, partitions: int) -> None:
+        """Makes a queue's topic, as `duewheel topics apply` does."""
+        topic = TOPOLOGY.dispatch(queue)
+        self._lives[topic] += 1
+        self.broker.create(topic, partitions)
+        new = [Offset(topic, p, 0, encode(Claim("", 0), 0)) for p in range(partitions)]
+        with suppress(Fault):  # a group with members takes commits from them alone
+            self.broker.group(TOPOLOGY.worker_group(queue)).commit(NOBODY, new)
+        if self.queueless:
+            self.queueless[-1] = self.queueless[-1][0], self.world.now_ms
+
+    def delete_queue(self, queue: str) -> None:
+        """Deletes it, with all that nobody has run."""
+        topic = TOPOLOGY.dispatch(queue)
+        self.deleted += [(self.log_name(topic), log) for log in self.broker.topic(topic)]
+        self.broker.delete(topic)
+        self.queueless.append((self.world.now_ms, FOREVER_MS))
+
+    @property
+    def is_queueless(self) -> bool:
+        """Whether a queue has no topic now."""
+        return bool(self.queueless) and self.queueless[-1][1] == FOREVER_MS
+
+    def log_name(self, topic: str) -> str:
+        """What the history calls a topic: of one that was deleted and made again, each is another."""
+        lives = self._lives[topic]
+        return topic if lives < 2 else f"{topic}~{lives}"
+
+    def reset_offsets(self, group: str, topics: Sequence[str]) -> None:
+        """Sets a group back to where logs begin, without a word beside it, as people and their tools do. It must have no members."""
+        offsets = [Offset(topic, log.partition, log.start, "") for topic in topics for log in self.broker.topic(topic)]
+        self._by_hand = True
+        try:
+            self.broker.group(group).commit(NOBODY, offsets)
+        finally:
+            self._by_hand = False
+
+    # --- what the changelog says ---
+
+    def fold(self) -> dict[bytes, bytes | None]:
+        """Definitions and states of all jobs, those that were forgotten as None."""
+        self._read_on()
+        return {key: value for key, (_, value) in self._fold.items()}
+
+    def times_forgotten(self, job_id: str) -> int:
+        """How often a job was forgotten."""
+        self._read_on()
+        return self._forgotten[job_id.encode()]
+
+    def _read_on(self) -> None:
+        fold = self._fold
+        for log in self.broker.topic(TOPOLOGY.state):
+            for record in log.kept[self._folded[log.partition] :]:  # in the order of markers, which may differ from that of offsets
+                key = record.key() or b""
+                if key[:1] in (DEFINITION, STATE) and record.offset() > fold.get(key, (-1, None))[0]:
+                    fold[key] = record.offset(), record.value()
+                self._forgotten[key[1:]] += key[:1] == STATE and record.value() is None
+            self._folded[log.partition] = len(log.kept)
+
+    # --- the history ---
 
     def tell(self, event: Event) -> None:
         self.history.append(event)
@@ -73,7 +147,8 @@ class Site:
     # --- world.Observer ---
 
     def offset_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
-        self.tell(Committed(self.world.now_ms, group, topic, partition, offset))
+        kind = OffsetsReset if self._by_hand else Committed
+        self.tell(kind(self.world.now_ms, group, self.log_name(topic), partition, offset))
 
     def generation_formed(self, group: str, generation: int) -> None:
         self._formed_us[group] = self.world.now_us
@@ -121,6 +196,11 @@ class Machine:
         process.skew_us = self.skew_us
         self.site.kernel.note(process.name, "starts")
         self.site.kernel.start(process, lambda: self._run(process))
+
+    def crash(self) -> None:
+        """Ends its process at once; it is not started again by itself."""
+        self.wanted = False
+        self.site.kernel.crash(self.process)
 
     def drain(self) -> None:
         """Asks for an end in good order."""

@@ -7,37 +7,27 @@ trial.verdict          [] where nothing is wrong
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
-from typing import Any, Final
+from typing import Final
+from unittest.mock import patch
 
 from duewheel.adapters.avro import codec
-from duewheel.adapters.memory.intake import MemoryIntake
 from duewheel.adapters.memory.world import Process, World
-from duewheel.client.commands import Job, cancel_command, redrive_command, schedule_command
-from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Limits, Schedule
+from duewheel.engine import partition as engine_partition
 from duewheel.engine.partition import DEFINITION, STATE, Stage
-from duewheel.proof.history import (
-    Acknowledged,
-    Backlog,
-    CancelInvoked,
-    EnqueueInvoked,
-    Event,
-    Healed,
-    RedriveInvoked,
-    Started,
-    Unknown,
-)
+from duewheel.proof.history import Backlog, Event, Healed, Started
 from duewheel.proof.plan import Plan
 from duewheel.proof.report import Report, judge
 from duewheel.worker.runs import Run
-from tests.simulation import recorder
+from tests.simulation import coverage, recorder
 from tests.simulation.jobs import Tasks
 from tests.simulation.kernel import Kernel
+from tests.simulation.producers import Producers
 from tests.simulation.site import QUEUE, TOPOLOGY, Machine, ProcessorMachine, Site, WorkerMachine
-from tests.simulation.weather import Climate, Sky, Storm
+from tests.simulation.weather import QUEUE_GONE, Climate, Sky, Storm
 
 SECOND_US: Final = 1_000_000
 # Nothing is said of how many faults there must be: that is a matter of many seeds. In good weather, and with workers enough, what is due
@@ -48,6 +38,7 @@ RECOVERY_MS: Final = 120_000
 _BY_THE_END_MS: Final = 10**7
 DRAIN_US: Final = 400 * SECOND_US
 _LOOK_US: Final = 2 * SECOND_US
+_REDISPATCH_AFTER_MS: Final = 45_000
 
 
 class Trial:
@@ -55,6 +46,7 @@ class Trial:
 
     Attributes:
         verdict: what is wrong, one line each.
+        met: what it had to cope with, by kind (see `coverage`).
         kernel: its trace, for whoever looks for the reason.
     """
 
@@ -70,17 +62,17 @@ class Trial:
         self.sky.site, self.sky.kernel = self.site, self.kernel
         self.jobs = random.choice((20, 40, 80))
         self.faulty_us = random.choice((15, 30, 50)) * SECOND_US
-        self.ample = random.random() < 0.5
+        # A queue that is deleted takes dispatches along, which are handed out again after a while. With workers enough, only these are.
+        self.ample = random.random() < 0.5 or QUEUE_GONE in self.climate.at_times
         self.tasks = Tasks(self.site, crashes=not self.ample, long_share=random.choice((0.05, 0.4)) if self.ample else 0.05)
         self.machines: list[Machine] = [ProcessorMachine(self.site, f"processor{n}") for n in range(random.choice((1, 2, 3)))]
         self.machines += [self._worker(f"worker{n}") for n in range(random.choice((1, 2, 3)))]
         self.spares: list[Machine] = [ProcessorMachine(self.site, "spare-processor"), self._worker("spare-worker")]
-        self.producer = Process(self.world, "producer")
-        self.calls = 0
-        self.scheduled: dict[str, int] = {}
-        self.acknowledged: set[str] = set()
-        self.created: set[tuple[str, int]] = set()
-        self.asking = 0
+        spoils_dispatches = not {QUEUE_GONE, "offsets reset"} & set(self.climate.at_times)
+        expiring = 0.4 if "worker clock leap" in self.climate.at_times else 0.1
+        self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring)
+        self.is_calm = calm
+        self.met: Counter[str] = Counter()
         self.verdict: list[str] = []
         self.history: list[Event] = []
         self.report: Report | None = None
@@ -89,7 +81,8 @@ class Trial:
     def plan(self) -> Plan:
         """By what it is judged."""
         punctual_ms = recovery_ms = _BY_THE_END_MS
-        if self.ample:
+        # An ambush takes the same jobs down again and again, until they live their last lives, which wait for one another.
+        if self.ample and not self.climate.ambush:
             punctual_ms, recovery_ms = PUNCTUAL_MS, RECOVERY_MS
             if self.climate.at_calls or self.climate.at_times:
                 punctual_ms = RECOVERY_MS // 2  # what meets a call may not be over when it is told
@@ -104,16 +97,20 @@ class Trial:
         for machine in self.machines:
             self.world.later(self.random.randrange(2 * SECOND_US), machine.start)
         self.world.later(SECOND_US, self._look_after)
-        for n in range(self.jobs):
-            self._at(self.random.randrange(2 * SECOND_US, self.faulty_us), lambda n=n: self._schedule(f"job-{n}"))  # type: ignore[misc]
-        for _ in range(self.jobs // 3):
-            self._at(self.random.randrange(2 * SECOND_US, self.faulty_us), self._again)
+        self.producers.begin(self.jobs, self.faulty_us, self.is_calm)
         self.world.later(2 * SECOND_US, self._open)
-        self.kernel.run(self.faulty_us)
-        self._heal()
-        self.kernel.run(self.faulty_us + DRAIN_US, self._is_over)
-        self.kernel.run(self.world.now_us + 8 * SECOND_US)
+        with self._impatience():
+            self.kernel.run(self.faulty_us)
+            self._heal()
+            self.kernel.run(self.faulty_us + DRAIN_US, self._is_over)
+            self.kernel.run(self.world.now_us + 8 * SECOND_US)
         self._judge()
+
+    def _impatience(self) -> AbstractContextManager[object]:
+        """Where a queue is deleted, owners that wait for less than days for what became of a dispatch."""
+        if QUEUE_GONE in self.climate.at_times:
+            return patch.object(engine_partition, "REDISPATCH_AFTER_MS", _REDISPATCH_AFTER_MS)
+        return nullcontext()
 
     def _open(self) -> None:
         self.sky.is_open = True
@@ -141,110 +138,22 @@ class Trial:
             machine.wanted = True
         self._look = self.world.now_us
 
-    # --- producers ---
-
-    def _at(self, at_us: int, call: Callable[[], None]) -> None:
-        self.asking += 1
-
-        def ask() -> None:
-            try:
-                call()
-            finally:
-                self.asking -= 1
-
-        self.world.later(at_us, lambda: self.kernel.start(self.producer, ask))
-
-    def _schedule(self, job_id: str, on_conflict: Any = "ignore") -> None:
-        random = self.random
-        while (job_id, self.world.now_ms) in self.created:  # two commands of one millisecond could not be told apart
-            self.producer.sleep(0.001)
-        self.created.add((job_id, self.world.now_ms))
-        task, payload = self.tasks.behaviour(random)
-        delay = random.choice((0.0, 0.0, random.random(), random.random() * 10, random.random() * 40))
-        job = Job(task, payload, delay=delay, job_id=job_id, on_conflict=on_conflict)
-        if random.random() < 0.1:
-            job = job._replace(expires_at=self.world.now_ms + round(delay * 1000) + random.randrange(200, 20_000))
-        if random.random() < 0.1:
-            job = job._replace(total_timeout=random.randrange(1, 40))
-        if random.random() < 0.2:
-            job = job._replace(crash_limit=random.choice((1, 2, 8)))
-        command = schedule_command(job, self.world.now_ms, lambda now_ms: job_id)
-        for _ in range(3):
-            if self._enqueue(command):
-                return
-            self.producer.sleep(random.random() * 3)
-
-    def _enqueue(self, command: Schedule) -> bool:
-        limits: Limits | None = command["limits"]
-        job_id, call = command["job_id"], self._call()
-        asked = EnqueueInvoked(
-            self.world.now_ms, call, job_id, command["due_ms"], command["created_ms"], limits, command["on_conflict"] == "REPLACE"
-        )
-        self.scheduled[job_id] = command["due_ms"]
-        if self._send(asked, job_id, codec.encode_schedule(command)):
-            self.acknowledged.add(job_id)
-            return True
-        return False
-
-    def _again(self) -> None:
-        """Says something more about a job that is known."""
-        if not self.scheduled:
-            return
-        job_id, draw, now_ms = self.random.choice(sorted(self.scheduled)), self.random.random(), self.world.now_ms
-        dead = self._dead()
-        if dead and draw < 0.6:
-            job_id, token = self.random.choice(dead)
-            self._send(
-                RedriveInvoked(now_ms, self._call(), job_id, token), job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms))
-            )
-        elif draw < 0.6:
-            self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
-        else:
-            self._schedule(job_id, self.random.choice(("ignore", "replace")))
-
-    def _send(self, asked: Any, job_id: str, value: bytes) -> bool:
-        self.site.tell(asked)
-        self.kernel.note("producer", type(asked).__name__, f"{job_id} {asked.call}")
-        try:
-            receipt = MemoryIntake(self.producer, self.site.broker, TOPOLOGY.intake).append(job_id.encode(), value)
-        except BrokerUnavailable:
-            self.site.tell(Unknown(self.world.now_ms, asked.call))
-            return False
-        self.site.tell(Acknowledged(self.world.now_ms, asked.call, *receipt))
-        return True
-
-    def _call(self) -> str:
-        self.calls += 1
-        return f"c{self.calls}"
-
-    def _dead(self) -> list[tuple[str, int]]:
-        fold = self._fold()
-        states = [(key, codec.decode_state(value)) for key, value in sorted(fold.items()) if key[:1] == STATE and value]
-        return [(key[1:].decode(), state["token"]) for key, state in states if state["phase"] == "FAILED"]
-
     # --- workers ---
 
     def _started(self, process: Process, run: Run) -> None:
-        dispatch = run.dispatch
-        self.kernel.note(process.name, "starts a run", f"{dispatch['job_id']} {dispatch['token']} {run.holding.partition}/{run.offset}")
-        self.site.tell(
-            Started(self.world.now_ms, dispatch["job_id"], dispatch["token"], TOPOLOGY.dispatch(QUEUE), run.holding.partition, run.offset)
-        )
+        job_id, token, partition, offset = run.dispatch["job_id"], run.dispatch["token"], run.holding.partition, run.offset
+        self.kernel.note(process.name, "starts a run", f"{job_id} {token} {partition}/{offset}")
+        self.site.tell(Started(self.world.now_ms, job_id, token, self.site.log_name(TOPOLOGY.dispatch(QUEUE)), partition, offset))
 
     # --- the end ---
 
-    def _fold(self) -> dict[bytes, bytes | None]:
-        fold: dict[bytes, bytes | None] = {}
-        for log in self.site.broker.topic(TOPOLOGY.state):
-            for record in sorted(log.kept, key=lambda record: record.offset()):
-                if (record.key() or b"")[:1] in (DEFINITION, STATE):
-                    fold[record.key() or b""] = record.value()
-        return fold
-
     def _unfinished(self) -> list[str]:
-        fold, unfinished = self._fold(), []
-        for job_id in sorted(self.acknowledged | {key[1:].decode() for key in fold if key[:1] == DEFINITION}):
+        fold, unfinished = self.site.fold(), []
+        asked = self._owed() | {key[1:].decode() for key in fold if key[:1] == DEFINITION}
+        for job_id in sorted(asked):
             definition, state = fold.get(DEFINITION + job_id.encode()), fold.get(STATE + job_id.encode())
+            if definition is None and state is None and self.site.times_forgotten(job_id):
+                continue
             if definition is None or state is None:
                 unfinished.append(f"{job_id}: definition {definition is not None}, state {state is not None}")
                 continue
@@ -253,13 +162,18 @@ class Trial:
                 unfinished.append(f"{job_id}: {now['phase']} of generation {now['generation']}, defined {generation}, token {now['token']}")
         return unfinished
 
+    def _owed(self) -> set[str]:
+        """Jobs that were acknowledged, but for those that were turned away: their queue was gone."""
+        turned = {(record.key() or b"").decode() for record in recorder.turned_away(self.site, self.producers.bad).values()}
+        return self.producers.acknowledged.keys() - turned
+
     def _is_over(self) -> bool:
         if self.site.failures:
             return True
         if self.world.now_us < self._look:
             return False
         self._look = self.world.now_us + _LOOK_US
-        return not self.asking and not self._unfinished() and not self._backlog()
+        return not self.producers.asking and not self._unfinished() and not self._backlog()
 
     def _backlog(self) -> bool:
         """Whether any group has records left: dispatches, say, of jobs that were cancelled while their workers were away."""
@@ -268,13 +182,18 @@ class Trial:
 
     def _judge(self) -> None:
         broker, now_ms = self.site.broker, self.world.now_ms
-        self.history = [*self.site.history, *recorder.of_topics(broker, TOPOLOGY), *recorder.of_ends(broker, TOPOLOGY, now_ms)]
+        bad = self.producers.bad
+        told = recorder.without(self.site.history, recorder.turned_away(self.site, bad))
+        self.history = [*told, *recorder.of_topics(self.site, bad), *recorder.of_ends(broker, TOPOLOGY, now_ms)]
         for machine in (*self.machines, *self.spares):
             if isinstance(machine, ProcessorMachine) and machine.process.alive and machine.processor is not None:
                 active = [number for number, stage in machine.processor.stages.items() if stage is Stage.ACTIVE]
                 self.history += recorder.of_stores(broker, TOPOLOGY, machine.disk, active, now_ms)
+        self.history += recorder.of_inputs(self.site, now_ms)
+        self.met = self.sky.counts + coverage.deeds(self.history, self.site, self.producers.strays)
         self.report = judge(self.history, self.plan)
         self.verdict += self.site.failures
+        self.verdict += [f"not forwarded once: {job_id}" for job_id in recorder.not_forwarded(self.site, self.producers.strays)]
         self.verdict += [f"{violation}" for violation in self.report.violations]
         if not self.site.failures:
             self.verdict += [f"not over: {line}" for line in self._unfinished()]
@@ -283,7 +202,7 @@ class Trial:
     def account(self) -> str:
         """What happened last, what is wrong, and how to repeat it."""
         lines = [f"{at_us / 1_000_000:12.6f} {who:20} {what} {detail}" for at_us, who, what, detail in self.kernel.trace]
-        met = ", ".join(f"{kind} {count}" for kind, count in sorted(self.sky.counts.items()))
+        met = ", ".join(f"{kind} {count}" for kind, count in sorted(self.met.items()))
         lines += ["", f"seed {self.seed}: {self.kernel.events} events, digest {self.kernel.digest:08x}", f"faults: {met or 'none'}"]
         lines += [f"WRONG: {line}" for line in self.verdict] or ["nothing is wrong"]
         return "\n".join([*lines, f"again: make simulate SEED={self.seed}"])

@@ -10,13 +10,16 @@ are drawn at each call, rare calls being met more often. Others happen at their 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Final
 
+from duewheel.adapters.memory.groups import Standing
 from duewheel.adapters.memory.world import Fault, Kind, Process, World
 from duewheel.proof.history import FaultBegan, FaultEnded
 from tests.simulation.kernel import Kernel
-from tests.simulation.site import Machine, ProcessorMachine, Site
+from tests.simulation.site import QUEUE, TOPOLOGY, Machine, ProcessorMachine, Site, WorkerMachine
 
 # How often a call is met, in a moderate climate. A process polls fifty times a second, and claims its partitions once in a while.
 _RATES: Final = {
@@ -33,6 +36,8 @@ _RATES: Final = {
     "intake": 2e-2,
 }
 
+OFFSETS_RESET: Final = "offsets reset"
+QUEUE_GONE: Final = "queue made anew"
 AT_CALLS: Final = ("crash", "pause", "slow", "retriable", "abort", "fatal", "answer lost", "late", "hang", "awakening")
 AT_TIMES: Final = (
     "kill",
@@ -41,6 +46,7 @@ AT_TIMES: Final = (
     "outage",
     "clock step",
     "clock leap",
+    "worker clock leap",
     "restart",
     "store dropped",
     "store damaged",
@@ -49,13 +55,16 @@ AT_TIMES: Final = (
     "disk full",
     "compaction",
     "retention",
+    OFFSETS_RESET,
+    QUEUE_GONE,
     "storm",
     "slow markers",
     "stuck marker",
 )
 
 _BROKER_CALLS: Final = ("cluster", "group.commit", "group.committed", "transactions", "intake")
-_AMBUSH_RATE: Final = 0.05
+# Where an ambush lies: on the way into a transaction, and in the middle of one, when offsets have arrived and records are under way.
+_AMBUSH_RATES: Final = {"transactions.begin": 0.05, "transactions.offsets": 0.1}
 _TAKING_OVER: Final = frozenset(
     {"cluster.owners", "cluster.visible", "cluster.watermarks", "cluster.fence", "group.committed", "transactions.init"}
 )
@@ -69,13 +78,17 @@ class Climate:
         share = 0.0 if calm else random.choice((0.15, 0.3, 0.5))
         self.at_calls = [kind for kind in AT_CALLS if random.random() < share]
         self.at_times = [kind for kind in AT_TIMES if random.random() < share]
-        # Whoever is about to commit stands still until he was replaced, and goes on in the middle of that.
-        self.is_ambush = not calm and random.random() < 0.15
-        if self.is_ambush:
+        # Whoever is about to commit, or has half done it, stands still until he was replaced, and goes on in the middle of that.
+        self.ambush = random.choice(sorted(_AMBUSH_RATES)) if not calm and random.random() < 0.2 else ""
+        if self.ambush:
             self.at_calls, self.at_times = ["pause", "awakening"], []
         self.intensity = random.choice((0.5, 1.0, 3.0)) if self.at_calls else 0.0
         # Where fetching is slow, records come a few at a time, and restoring takes seconds as it does with a million jobs.
+        # One by one, whoever reads a little too far, or not far enough, stops just there.
         self.fetch_every_us = 0 if calm else random.choice((0, 0, 0, 30_000, 150_000, 400_000))
+        self.portions = (1,) if self.fetch_every_us == 30_000 or self.ambush else (1, 2, 5, 20)
+        if self.ambush:
+            self.fetch_every_us = random.choice((0, 10_000, 30_000))
         self.every_us = random.choice((2_000_000, 5_000_000, 12_000_000))
 
 
@@ -111,7 +124,7 @@ class Sky:
         if self.is_open:
             if where in _TAKING_OVER and "awakening" in self._climate.at_calls:
                 self._awaken(process)
-            if self._random.random() < self._rate(where):
+            if self._random.random() < self._rate(where) and self._climate.ambush != "transactions.offsets":
                 self._strike(process, where)
 
     def answer(self, process: Process, where: str) -> None:
@@ -138,7 +151,7 @@ class Sky:
         if self.world.now_us < self._fetched_us.get(process, 0):
             return 0
         self._fetched_us[process] = self.world.now_us + self._random.randrange(every_us)
-        return min(count_max, self._random.choice((1, 2, 5, 20)))
+        return min(count_max, self._random.choice(self._climate.portions))
 
     # --- at calls ---
 
@@ -146,8 +159,8 @@ class Sky:
         rate = self._rates.get(where)
         if rate is None:
             rate = _RATES.get(where) or _RATES.get(where.partition(".")[0]) or 0.0
-            if self._climate.is_ambush:
-                rate = _AMBUSH_RATE if where == "transactions.begin" else 0.0
+            if self._climate.ambush:
+                rate = _AMBUSH_RATES[where] if where == self._climate.ambush else 0.0
             self._rates[where] = rate = rate * self._climate.intensity
         return rate
 
@@ -163,9 +176,7 @@ class Sky:
         if kind == "crash":
             kernel.crash(process)
         elif kind == "pause":
-            # Who stands still right before a transaction for long enough wakes up as somebody who was replaced, with a batch in hand.
-            likely_us = (9_000_000, 12_000_000, 20_000_000) if where == "transactions.begin" else (20_000, 400_000, 3_000_000, 9_000_000)
-            kernel.stop(process, random.choice((*likely_us, 20_000_000)))
+            kernel.stop(process, self._pause_us(where))
         elif kind == "slow":
             process.sleep(random.choice((0.02, 0.3, 2.0, 4.0)))
         elif kind == "retriable":
@@ -178,6 +189,15 @@ class Sky:
             raise Fault(Kind.FATAL, "nobody knows, as the weather has it", lands_us=random.choice((500, 20_000, 1_000_000, 8_000_000)))
         elif kind == "hang":
             process.sleep(25.0 if where.startswith("transactions") else 7.0)
+
+    def _pause_us(self, where: str) -> int:
+        """Who stands still right before a transaction, or in it, for long enough wakes up as somebody who was replaced, with a batch in
+        hand.
+        """
+        likely_us: tuple[int, ...] = (
+            (9_000_000, 12_000_000, 20_000_000) if where in _AMBUSH_RATES else (20_000, 400_000, 3_000_000, 9_000_000)
+        )
+        return self._random.choice((*likely_us, 20_000_000))
 
     def _awaken(self, process: Process) -> None:
         """Somebody who stood still goes on just while another takes over what was his, step by step."""
@@ -201,7 +221,7 @@ class Sky:
         if kind == "crash":
             self.kernel.crash(process)
         elif kind == "pause":
-            self.kernel.stop(process, self._random.choice((20_000, 400_000, 3_000_000, 9_000_000)))
+            self.kernel.stop(process, self._pause_us(where))
         else:
             raise Fault(self._random.choice((Kind.RETRIABLE, Kind.FATAL)), "the answer was lost, as the weather has it")
 
@@ -325,12 +345,18 @@ class Storm:
         self._tell("clock step", machine.name)
 
     def _clock_leap(self) -> None:
-        # A processor's. A worker whose clock leaps says EXPIRED too early, and is believed.
-        machine, lasts_us = self._processor(), self._random.randrange(1_000_000, 15_000_000)
-        process, before_us = machine.process, machine.process.skew_us
         # Well beyond what a processor believes at once (core/timekeeper.py), wherever its clock stood.
-        process.skew_us = self._random.choice((5_000_000, 3_600_000_000, 10**12))
-        self._tell("clock leap", machine.name, lasts_us)
+        self._leap("clock leap", self._processor(), self._random.choice((5_000_000, 3_600_000_000, 10**12)))
+
+    def _worker_clock_leap(self) -> None:
+        # A worker believes its clock, and says EXPIRED too early; its owner does not believe it.
+        worker = self._random.choice([m for m in self._machines if isinstance(m, WorkerMachine)])
+        self._leap("worker clock leap", worker, self._random.choice((-4_000_000, 5_000_000, 60_000_000, 3_600_000_000)))
+
+    def _leap(self, kind: str, machine: Machine, by_us: int) -> None:
+        process, before_us, lasts_us = machine.process, machine.process.skew_us, self._random.randrange(1_000_000, 15_000_000)
+        process.skew_us = by_us
+        self._tell(kind, machine.name, lasts_us)
 
         def back() -> None:
             process.skew_us = before_us
@@ -402,6 +428,71 @@ class Storm:
                 log = self._site.broker.find(topic, partition)
                 if log is not None and position.offset is not None:
                     log.delete_before(position.offset)
+
+    # --- people ---
+
+    def _offsets_reset(self) -> None:
+        """Sets a group back to where its logs begin. Kafka lets nobody do that while it has members, so all of them are ended before; or
+        stand still for so long that the group takes them for dead, and go on later with what they had begun.
+        """
+        kind, group, topics = self._random.choice(
+            (
+                (WorkerMachine, TOPOLOGY.worker_group(QUEUE), (TOPOLOGY.dispatch(QUEUE),)),
+                (ProcessorMachine, TOPOLOGY.processor_group, (TOPOLOGY.intake, TOPOLOGY.outcomes)),
+            )
+        )
+        self._tell(OFFSETS_RESET, group, 30_000_000)
+        machines = [machine for machine in (*self._machines, *self._spares) if isinstance(machine, kind)]
+        stand_still = self._random.random() < 0.5
+        for machine in machines:
+            if stand_still and machine.process.alive:
+                self._kernel.stop(machine.process, self._random.choice((9_000_000, 12_000_000, 20_000_000)))
+            else:
+                machine.crash()
+        it = self._site.broker.group(group)
+        self._once(lambda: it.standing is Standing.EMPTY, lambda: self._reset(group, topics, machines))
+
+    def _reset(self, group: str, topics: Sequence[str], machines: Sequence[Machine]) -> None:
+        if all(topic in self._site.broker.topics for topic in topics):
+            with suppress(Fault):  # somebody has come meanwhile
+                self._site.reset_offsets(group, topics)
+                self._sky.counts[f"{OFFSETS_RESET}: {group}"] += 1
+        for machine in machines:
+            machine.start()
+
+    def _queue_made_anew(self) -> None:
+        """Deletes the queue's topic, while it has no workers, and makes it again later. What lay in it is lost, and handed out again."""
+        if self._site.is_queueless:
+            return
+        workers = [machine for machine in (*self._machines, *self._spares) if isinstance(machine, WorkerMachine)]
+        partitions, gone_us = len(self._site.broker.topic(TOPOLOGY.dispatch(QUEUE))), self._random.randrange(100_000, 9_000_000)
+        self._tell(QUEUE_GONE, "brokers", 10_000_000 + gone_us)
+        drains = self._random.random() < 0.5
+        for worker in workers:
+            (worker.drain if drains else worker.crash)()
+
+        def make() -> None:
+            self._site.make_queue(QUEUE, partitions)
+            for worker in workers:
+                worker.start()
+
+        def delete() -> None:
+            if any(worker.process.alive for worker in workers) or self._site.is_queueless:
+                return
+            self._site.delete_queue(QUEUE)
+            self._sky.counts["queue made anew: deleted"] += 1
+            self._site.world.later(gone_us, make)
+
+        self._once(lambda: not any(worker.process.alive for worker in workers), delete)
+
+    def _once(self, done: Callable[[], bool], call: Callable[[], None], looks: int = 40) -> None:
+        """Makes a call when something is so, or after ten seconds in which it was not."""
+        if done() or not looks:
+            call()
+        else:
+            self._site.world.later(250_000, lambda: self._once(done, call, looks - 1))
+
+    # --- transactions' markers ---
 
     def _slow_markers(self) -> None:
         lasts_us = self._random.randrange(1_000_000, 10_000_000)

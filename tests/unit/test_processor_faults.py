@@ -329,3 +329,21 @@ def test_K4_proving_membership_does_not_undo_what_a_transaction_is_about_to_comm
     assert instance.processor.stages == {0: Stage.ACTIVE}
     assert pending.commits
     assert min(pending.commits) == 4
+
+
+def test_a_group_that_was_set_back_by_hand_shows_soon_again_how_far_its_inputs_were_read(world: World) -> None:
+    """Also where nothing comes any more, whose transaction would say so."""
+    first = Instance(world, 0)
+    schedule(world, job_of(0), world.now_ms)
+    first.turn(5)
+    answer(world, dispatches(world)[0])
+    first.turn(5)
+    first.processor.close()
+    read = {topic: world.group[topic, 0].offset for topic in (TOPOLOGY.intake, TOPOLOGY.outcomes)}
+    assert read == {TOPOLOGY.intake: 1, TOPOLOGY.outcomes: 1}
+    for topic in read:
+        world.group[topic, 0] = GroupPosition(0, "")
+    second = Instance(world, 0)
+    second.turn(300)
+    assert {topic: world.group[topic, 0].offset for topic in read} == read
+    assert dispatched(world) == [job_of(0).encode()]

@@ -12,11 +12,25 @@ from hypothesis import strategies as st
 from duewheel.core.errors import BadConfiguration
 from duewheel.core.model import Limits
 from duewheel.proof import history
-from duewheel.proof.history import EVENTS, Acknowledged, Effect, Event, from_line, from_lines, to_line, to_lines
+from duewheel.proof.faults import FOREVER_MS
+from duewheel.proof.history import (
+    EVENTS,
+    INTEGER_MAX,
+    SNAPSHOT_LEVELS_MAX,
+    Acknowledged,
+    Effect,
+    Event,
+    Healed,
+    from_line,
+    from_lines,
+    to_line,
+    to_lines,
+)
 
-LIMITS = st.builds(Limits, expires_ms=st.integers(0), total_timeout_ms=st.integers(0), crashes_max=st.integers(0))
+NUMBERS = st.integers(-INTEGER_MAX, INTEGER_MAX)
+LIMITS = st.builds(Limits, expires_ms=NUMBERS, total_timeout_ms=NUMBERS, crashes_max=NUMBERS)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(-1, 2**63),
+    int: NUMBERS,
     str: st.text(),
     bool: st.booleans(),
     str | None: st.none() | st.text(),
@@ -57,6 +71,56 @@ def test_what_is_at_its_default_is_left_out() -> None:
 def test_a_line_that_tells_no_event_is_refused(line: str) -> None:
     with pytest.raises(BadConfiguration, match="no event of a history"):
         from_line(line)
+
+
+SNAPSHOT = '{"event":"Snapshot","at_ms":1,"moment":"end","partition":0,"witness":"store","jobs":%s}'
+ENQUEUE = '{"event":"EnqueueInvoked","at_ms":1,"call":"c","job_id":"a","due_ms":1,"limits":%s}'
+LIMITS_AND_MORE = '{"expires_ms":1,"total_timeout_ms":1,"crashes_max":1,"more":1}'
+
+
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ('{"event":"Healed","at_ms":"1"}', "at_ms must be a whole number"),
+        ('{"event":"Healed","at_ms":1.0}', "at_ms must be a whole number"),
+        ('{"event":"Healed","at_ms":true}', "at_ms must be a whole number"),
+        ('{"event":"Healed","at_ms":null}', "at_ms must be a whole number"),
+        ('{"event":"Healed","at_ms":%s}' % (INTEGER_MAX + 1), "at_ms must be a whole number"),
+        ('{"event":"Healed","at_ms":%s}' % ("9" * 5_000), "integer string conversion"),
+        ('{"event":"Healed","at_ms":NaN}', "NaN is no number"),
+        ('{"event":"Healed","at_ms":1e999}', "1e999 is beyond"),
+        ('{"event":"Healed","at_ms":' + "[" * 100_000, "recursion"),
+        ('{"event":["Healed"],"at_ms":1}', "unhashable"),
+        ('{"event":"Healed","at_ms":1,"\udcfe":2}', "keyword argument '\\udcfe'"),
+        ('{"event":"Effect","at_ms":1,"job_id":"a","token":7,"accepted":1}', "accepted must be true or false"),
+        ('{"event":"Effect","at_ms":1,"job_id":["a"],"token":7,"accepted":true}', "job_id must be a text"),
+        ('{"event":"Effect","at_ms":1,"job_id":"\\ud800","token":7,"accepted":true}', "job_id must be a text"),
+        (ENQUEUE % '{"expires_ms":1}', "limits must be null, or expires_ms, total_timeout_ms, crashes_max"),
+        (ENQUEUE % LIMITS_AND_MORE, "limits must be null, or "),
+        (ENQUEUE % LIMITS_AND_MORE.replace(',"more":1', "").replace("1", '"1"'), "limits must be null, or "),
+        (SNAPSHOT % "[]", "jobs must be an object"),
+        (SNAPSHOT % '{"a":["\\udfff"]}', "jobs must be an object"),
+        (SNAPSHOT % ('{"a":' + "[" * SNAPSHOT_LEVELS_MAX + "]" * SNAPSHOT_LEVELS_MAX + "}"), "jobs must be an object of at most 50 levels"),
+        (SNAPSHOT % '{"a":-Infinity}', "-Infinity is no number"),
+    ],
+)
+def test_a_line_whose_values_are_of_no_use_is_refused_and_says_why(line: str, complaint: str) -> None:
+    with pytest.raises(BadConfiguration, match="no event of a history") as caught:
+        from_line(line)
+    assert complaint in str(caught.value)
+    assert len(str(caught.value)) < 1_500
+
+
+def test_a_refusal_is_short_however_long_the_line() -> None:
+    with pytest.raises(BadConfiguration) as caught:
+        from_line('{"event":"Healed","at_ms":1,"%s":1}' % ("x" * 100_000))
+    assert len(str(caught.value)) < 1_000
+
+
+def test_what_is_as_large_as_it_may_be_is_read() -> None:
+    assert from_line(to_line(Healed(FOREVER_MS))) == Healed(FOREVER_MS)
+    levels = SNAPSHOT_LEVELS_MAX - 1
+    assert from_line(SNAPSHOT % ('{"a":' + "[" * levels + "]" * levels + "}"))
 
 
 def test_every_event_of_the_module_is_listed() -> None:

@@ -8,7 +8,7 @@ from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import BrokerUnavailable
 from duewheel.ports import GroupPosition
 from duewheel.worker.window import GROWTH, RECENT_MS
-from tests.worker_world import SESSION_TIMEOUT_MS, TURN_MS, Desk
+from tests.worker_world import SESSION_TIMEOUT_MS, TURN_MS, Desk, Unreadable
 
 
 def in_doubt_with_claims(ending: str) -> Desk:
@@ -65,6 +65,48 @@ def test_a_partition_revoked_in_a_doubt_that_outlasts_the_grace_does_not_leave_i
     desk.turn(5)
     assert not desk.crew.waiting
     assert works(desk, partition=1)
+
+
+@ENDINGS
+def test_a_dead_letter_is_written_by_whoever_passes_its_record_and_by_nobody_else(ending: str) -> None:
+    """It has no token by which a second one would be known; of a partition that is lost it must not be said without the position."""
+    desk = Desk(concurrency=2)
+    desk.assign(0)
+    desk.group.queue.append(Unreadable(0, 0))
+    desk.output.endings, desk.aside.holding = [ending], True
+    desk.turn(2)
+    passed = desk.group.positions[0].offset == 1
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn()
+    desk.aside.answer()
+    desk.turn(5)
+    assert len(desk.output.outcomes) == passed == (ending == "unknown, committed")
+
+
+def test_a_dead_letter_of_a_lost_partition_is_left_to_who_holds_it_now() -> None:
+    desk = Desk(concurrency=2)
+    desk.assign(0)
+    desk.group.queue.append(Unreadable(0, 0))
+    desk.output.endings = ["aborted"]
+    desk.turn()
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn(5)
+    assert not desk.output.endings
+    assert desk.group.positions[0].offset == 0
+    assert not desk.output.outcomes
+    assert works(desk, partition=1)
+
+
+@ENDINGS
+def test_a_dead_letter_in_doubt_is_written_once_by_whoever_still_holds_its_partition(ending: str) -> None:
+    desk = Desk(concurrency=2)
+    desk.assign(0)
+    desk.group.queue.append(Unreadable(0, 0))
+    desk.output.endings, desk.aside.holding = [ending], True
+    desk.turn(2)
+    desk.aside.answer()
+    desk.turn(5)
+    assert len(desk.output.outcomes) == desk.group.positions[0].offset == 1
 
 
 @ENDINGS

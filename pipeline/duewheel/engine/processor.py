@@ -630,7 +630,9 @@ class Processor:
         """
         level = [partition for partition in partitions if partition.stage >= Stage.CATCHING_UP]
         ends = self._cluster.watermarks(self._topology.state, [p.number for p in level]) if level else {}
-        self._intake.commit([Offset(self._topology.intake, p.number, p.intake_offset, metadata) for p in partitions])
+        offsets = [Offset(self._topology.intake, p.number, p.intake_offset, metadata) for p in partitions]
+        offsets += [Offset(self._topology.outcomes, p.number, p.outcomes_offset, metadata) for p in level]
+        self._intake.commit(offsets)
         for partition in level:
             partition.mark(ends[partition.number][1], now_ms)
 

@@ -28,8 +28,9 @@ As a file, a history is JSON lines, one event a line, of about 150 bytes:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, get_type_hints
 
 from duewheel.core.errors import BadConfiguration
 from duewheel.core.model import Limits, Recurrence
@@ -408,6 +409,63 @@ Event: TypeAlias = (
 EVENTS: Final[dict[str, Any]] = {kind.__name__: kind for kind in Event.__args__}
 """Every kind of event, by its name."""
 
+# Offsets, tokens and times have 64 bits; `faults.FOREVER_MS` is one more. What is larger could not even be added and printed.
+INTEGER_MAX: Final = 2**63
+# What a snapshot knows of a job is compared and written again, which takes a level of Python's stack for each of these.
+SNAPSHOT_LEVELS_MAX: Final = 50
+_SHOWN_MAX: Final = 200
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:_SHOWN_MAX]} is beyond what a number can be")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that equals itself, or no finite one")
+
+
+_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and (value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value))
+
+
+def _is_limits(value: Any) -> bool:
+    return type(value) is dict and value.keys() == Limits.__annotations__.keys() and all(map(_is_integer, value.values()))
+
+
+def _is_tellable(value: Any, levels: int = SNAPSHOT_LEVELS_MAX) -> bool:
+    """Whether something that JSON can tell is not too deep, and has no lone surrogates, which nobody can print."""
+    if type(value) is dict:
+        return levels > 0 and all(_is_text(name) and _is_tellable(part, levels - 1) for name, part in value.items())
+    if type(value) is list:
+        return levels > 0 and all(_is_tellable(part, levels - 1) for part in value)
+    return type(value) is not str or _is_text(value)
+
+
+_TYPES: Final[dict[Any, tuple[Callable[[Any], bool], str]]] = {
+    int: (_is_integer, f"a whole number, -{INTEGER_MAX} to {INTEGER_MAX}"),
+    bool: (lambda value: type(value) is bool, "true or false"),
+    str: (_is_text, "a text without lone surrogates"),
+    str | None: (lambda value: value is None or _is_text(value), "a text without lone surrogates, or null"),
+    Limits | None: (lambda value: value is None or _is_limits(value), f"null, or {', '.join(Limits.__annotations__)} and nothing else"),
+    Mapping[str, Any]: (
+        lambda value: type(value) is dict and _is_tellable(value),
+        f"an object of at most {SNAPSHOT_LEVELS_MAX} levels, without lone surrogates in texts",
+    ),
+}
+
+# Of each kind of event what its fields must be, in their order.
+_WANTED: Final = {name: tuple(_TYPES[hint] for hint in get_type_hints(kind).values()) for name, kind in EVENTS.items()}
+
 
 def to_line(event: Event) -> str:
     """One event as a line of JSON, without the newline. Fields at their default are left out."""
@@ -419,18 +477,22 @@ def to_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event:
-    """The event that a line tells.
+    """The event that a line tells, with each field of the type that is declared for it.
 
     Raises:
-        BadConfiguration: it tells none.
+        BadConfiguration: it tells none, whatever it is.
     """
     try:
-        fields = json.loads(line)
+        fields = _JSON.decode(line)
         kind = EVENTS[fields.pop("event")]
         event: Event = kind(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for name, value, (is_fit, wanted) in zip(kind._fields, event, _WANTED[kind.__name__], strict=True):
+            if not is_fit(value):
+                raise ValueError(f"{name} must be {wanted}, and is {value!r}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = str(error)[:_SHOWN_MAX].encode(errors="backslashreplace").decode()  # it may name a field, which may be anything
         raise BadConfiguration(
-            f"no event of a history: {line[:200]!r} ({error}); duewheel/proof/history.py lists what can be told"
+            f"no event of a history: {line[:_SHOWN_MAX]!r} ({why}); duewheel/proof/history.py lists what can be told"
         ) from error
     return event
 

@@ -260,7 +260,7 @@ class Worker:
     # --- what a takeover needs ---
 
     def give_back(self, holding: Holding, record: Record) -> None:
-        dispatch = self._decoded(record)
+        dispatch = self._decoded(holding, record)
         if dispatch is not None:
             self._reports.unrun(dispatch, record.key(), _LOST)
 
@@ -408,7 +408,7 @@ class Worker:
         holding.claim([record.offset() for record in batch])
         tasks, stops = self._tasks, self._stops
         for record in batch:
-            dispatch = self._decoded(record)
+            dispatch = self._decoded(holding, record)
             size = len(record.value() or b"")
             if dispatch is None:
                 self._bytes -= size
@@ -432,7 +432,7 @@ class Worker:
         holding.finish(record.offset())
         self._reports.unrun(dispatch, record.key(), verdict)
 
-    def _decoded(self, record: Record) -> Dispatch | None:
+    def _decoded(self, holding: Holding, record: Record) -> Dispatch | None:
         """The record's dispatch; None where it cannot be one, which is reported as a dead letter."""
         try:
             dispatch = self._codec.decode_dispatch(record.value())
@@ -443,7 +443,7 @@ class Worker:
                 f"timer partition {dispatch['timer_partition']} does not exist: {self._outcomes_topic} has {self._outcome_partitions}",
             )
         except UndecodableRecord as error:
-            self._reports.letter(record, error)
+            self._reports.letter(holding, record, error)
             log.warning("worker.dispatch_undecodable", partition=record.partition(), offset=record.offset(), error=str(error))
             return None
 
@@ -639,6 +639,7 @@ class Worker:
             self._forget_records(holding)
             self._returns.stop(holding.partition)
             del self._holdings[holding.partition]
+        self._reports.leave_letters()
 
     def _forget_records(self, holding: Holding) -> None:
         self._bytes -= sum(len(record.value() or b"") for record in holding.records)

@@ -1,8 +1,10 @@
 """What a worker has to say, until a transaction has taken it.
 
 To a run's owner: how it ended (an outcome), or that it goes on (a word: STARTED, HEARTBEAT). To whoever looks: records that are no
-dispatches (dead letters). An outcome is said once and kept until it was. A word is worth only what is newest: while the brokers are away a
-run beats on, so of each run at most one word waits, with the progress as it is when the word leaves, and none once its outcome is there.
+dispatches (dead letters). An outcome is said once and kept until it was, also when the partition is lost: its token decides. A dead letter
+has none, so it goes with the position that passes its record, or not at all: then whoever holds the partition next writes it. A word is
+worth only what is newest: while the brokers are away a run beats on, so of each run at most one word waits, with the progress as it is when
+the word leaves, and none once its outcome is there.
 
     say STARTED, say HEARTBEAT, say HEARTBEAT, …     one STARTED waits
     … the run ends                                   its outcome waits, and nothing else
@@ -22,6 +24,7 @@ from duewheel.core.model import Dispatch, Failure, Outcome
 from duewheel.core.refusals import refuse
 from duewheel.core.topology import Topology
 from duewheel.ports import Clock, Record, WorkerCodec
+from duewheel.worker.holding import Holding
 from duewheel.worker.runs import Run
 from duewheel.worker.verdicts import Verdict
 
@@ -36,6 +39,7 @@ class Batch(NamedTuple):
 
     words: dict[Run, tuple[str, int]]
     reports: list[Report]
+    letters: list[tuple[Holding, Report]]
 
 
 class Reports:
@@ -53,10 +57,11 @@ class Reports:
         self._clock = clock
         self._words: dict[Run, tuple[str, int]] = {}  # what is to be said of each, and the lease
         self._reports: list[Report] = []
+        self._letters: list[tuple[Holding, Report]] = []  # each with the partition that its record lies in
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._words) + len(self._reports)
+        return len(self._words) + len(self._reports) + len(self._letters)
 
     @property
     def room(self) -> int:
@@ -106,28 +111,37 @@ class Reports:
         first, _ = self._words.get(run, (result, 0))  # that it started tells more than that it goes on
         self._words[run] = (first, lease_ms)
 
-    def letter(self, record: Record, error: UndecodableRecord) -> None:
-        """The record is no dispatch."""
+    def letter(self, holding: Holding, record: Record, error: UndecodableRecord) -> None:
+        """The record, of a partition that is held, is no dispatch."""
         letter = refuse(record, error).letter(self._clock.wall_ms())
-        self._add((self._dead_letter_topic, self._codec.encode_dead_letter(letter), letter["key"], _ANY_PARTITION))
+        report = self._dead_letter_topic, self._codec.encode_dead_letter(letter), letter["key"], _ANY_PARTITION
+        self._bytes += len(report[1])
+        self._letters.append((holding, report))
 
     # --- saying it ---
 
     def waiting(self) -> list[Report]:
         """Everything, as it is to be said; words first, since a run may have ended after one."""
-        return [self._said(run, *word) for run, word in self._words.items()] + self._reports
+        words = [self._said(run, *word) for run, word in self._words.items()]
+        return words + self._reports + [report for _, report in self._letters]
 
     def take(self) -> Batch:
         """Everything was sent, or is being sent."""
-        batch = Batch(self._words, self._reports)
-        self._words, self._reports, self._bytes = {}, [], 0
+        batch = Batch(self._words, self._reports, self._letters)
+        self._words, self._reports, self._letters, self._bytes = {}, [], [], 0
         return batch
 
     def put_back(self, batch: Batch) -> None:
         """This was not said, after all."""
         self._words = {**self._words, **batch.words}
         self._reports = batch.reports + self._reports
-        self._bytes = sum(len(report[1]) for report in self._reports)
+        self._letters = batch.letters + self._letters
+        self.leave_letters()
+
+    def leave_letters(self) -> None:
+        """Leaves the dead letters of partitions that are held no longer to whoever holds them now."""
+        self._letters = [(holding, report) for holding, report in self._letters if holding.held]
+        self._bytes = sum(len(report[1]) for report in self._reports) + sum(len(report[1]) for _, report in self._letters)
 
     def _said(self, run: Run, result: str, lease_ms: int) -> Report:
         now_ms, dispatch = self._clock.wall_ms(), run.dispatch

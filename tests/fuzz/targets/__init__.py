@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import headers, intake, records, registry, screens, words
+from tests.fuzz.targets import headers, history, intake, records, registry, screens, words
 
-_ALL: Final = (*records.TARGETS, *intake.TARGETS, *registry.TARGETS, *headers.TARGETS, *words.TARGETS, *screens.TARGETS)
+_ALL: Final = (*records.TARGETS, *intake.TARGETS, *registry.TARGETS, *headers.TARGETS, *words.TARGETS, *screens.TARGETS, *history.TARGETS)
 TARGETS: Final[dict[str, Target]] = {target.name: target for target in _ALL}

@@ -34,8 +34,10 @@ class Broker:
         self.topics[topic] = [Log(topic, partition) for partition in range(partitions)]
 
     def delete(self, topic: str) -> None:
-        """Deletes a topic; one of the same name made afterwards has nothing to do with it."""
+        """Deletes a topic, and what groups have committed of it; one of the same name made afterwards has nothing to do with it."""
         del self.topics[topic]
+        for group in self.groups.values():
+            group.forget(topic)
 
     def topic(self, name: str) -> list[Log]:
         """Raises KeyError where there is none."""

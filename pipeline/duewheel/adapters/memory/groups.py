@@ -252,6 +252,14 @@ class Group:
         nothing = GroupPosition(None, "")
         return {p: self.offsets.get(where, nothing) for p, where in wheres.items()}
 
+    def forget(self, topic: str) -> None:
+        """The topic was deleted: nothing is committed of it any more, nor pending."""
+        for where in [where for where in self.offsets if where[0] == topic]:
+            del self.offsets[where], self._order[where]
+        for pending in self._pending.values():
+            for where in [where for where in pending if where[0] == topic]:
+                del pending[where]
+
     def _check(self, of: tuple[str, int], transactional: bool) -> None:
         member_id, generation = of
         if generation < 0 and self.standing is Standing.EMPTY:

@@ -1,5 +1,8 @@
 """Transactions in memory, with the manners of librdkafka and of what our adapter makes of it.
 
+As with librdkafka, records go out in the background while the group's offsets are sent, and all that is certain is that both have arrived
+before the transaction is committed: offsets may be pending at the group before any record lies in its log.
+
 Two producers are taken in turn. A fault is judged by its kind, as the real one by its flags: the same call again for what is retriable, as
 long as our own clock allows; an abort where one is required; and for anything else the producer is thrown away, as it is where a call
 takes too long. What was under way may still take effect then, until `recover` takes the id over.
@@ -77,7 +80,12 @@ class Producer:
 
     def _send_early(self, begun: int) -> None:
         """What waits for longer than others would join it is sent, although nobody has asked for the transaction's end."""
-        if begun == self._begun and self._waiting and not self._is_sending and self._process.alive:
+        if begun == self._begun:
+            self.send()
+
+    def send(self) -> None:
+        """Sends what waits, in the background."""
+        if self._waiting and not self._is_sending and self._process.alive:
             self._is_sending = True
             self._process.world.hook.start(self._process, self._send)
 
@@ -234,9 +242,10 @@ class MemoryTransactions:
         deadline_us = self._deadline_us()
 
         def finish() -> None:
-            producer.flush(deadline_us)
+            producer.send()
             for group, positions in offsets.items():
                 producer.send_offsets(group, members[group], positions, deadline_us)
+            producer.flush(deadline_us)
             producer.end(True, deadline_us)
 
         return self._process.aside(finish)

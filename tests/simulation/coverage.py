@@ -1,0 +1,71 @@
+"""What a set of seeds must have exercised to prove anything: each kind of fault, and each thing that people and strangers do.
+
+A fault counts when it was done; what others do counts when it had its effect, as the topics show it. With a few hundred seeds nothing of
+all this is missing; where something is, the set is vacuous, and fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from duewheel.core.model import Closing, Result
+from duewheel.core.trail import expires_ms
+from duewheel.proof.history import BadRecordWritten, DeadLettered, DeathClosed, Defined, EnqueueInvoked, Event, Forgotten, OutcomeRecorded
+from tests.simulation.site import QUEUE, TOPOLOGY, Site
+from tests.simulation.weather import AT_CALLS, AT_TIMES, OFFSETS_RESET
+
+# So many seeds must do everything. The rarest is a commit of unknown outcome that lands later.
+SEEDS_MIN: Final = 300
+
+DEEDS: Final = (
+    "bad command refused",
+    "bad outcome refused",
+    "bad dispatch refused",
+    "stray command forwarded",
+    "command of a missing queue refused",
+    "job forgotten",
+    "job id used anew",
+    "dead run redriven",
+    "dead run dropped",
+    "expired too early by a worker's clock",
+    "dispatch deleted with its queue",
+    f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
+    f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
+)
+_BAD: Final = {TOPOLOGY.intake: DEEDS[0], TOPOLOGY.outcomes: DEEDS[1], TOPOLOGY.dispatch(QUEUE): DEEDS[2]}
+
+
+def missing(met: Mapping[str, int]) -> list[str]:
+    """What did not happen in a set of seeds, of which `met` counts what did."""
+    return [kind for kind in (*AT_CALLS, *AT_TIMES, *DEEDS) if not met.get(kind)]
+
+
+def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Counter[str]:
+    """What people and strangers did, and clocks and queues did to jobs, by kind."""
+    met = Counter[str]({"stray command forwarded": len(strays)})
+    bad, letters = set(), []
+    limits, forgotten = {}, {}
+    for event in history:
+        if isinstance(event, BadRecordWritten):
+            bad.add((event.topic, event.partition, event.offset))
+        elif isinstance(event, DeadLettered):
+            letters.append((event.topic, event.partition, event.offset))
+            met["command of a missing queue refused"] += event.reason == "unknown_queue" and event.job_id is not None
+        elif isinstance(event, EnqueueInvoked):
+            limits[event.job_id] = event.limits
+        elif isinstance(event, Forgotten):
+            met["job forgotten"] += 1
+            forgotten[event.job_id] = event.offset
+        elif isinstance(event, DeathClosed):
+            met["dead run redriven"] += event.how == Closing.REDRIVEN
+            met["dead run dropped"] += event.how == Closing.DROPPED
+    for event in history:
+        if isinstance(event, Defined):
+            met["job id used anew"] += event.offset > forgotten.get(event.job_id, event.offset)
+        elif isinstance(event, OutcomeRecorded) and event.result == Result.EXPIRED:
+            met["expired too early by a worker's clock"] += event.at_ms < expires_ms(limits.get(event.job_id))
+    met.update(_BAD[letter[0]] for letter in letters if letter in bad)
+    met["dispatch deleted with its queue"] += sum(len(log.kept) for _, log in site.deleted)
+    return met

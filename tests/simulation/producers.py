@@ -1,0 +1,258 @@
+"""Whoever writes to the topics: producers that ask for jobs, people who look after dead runs, and strangers who write what nobody can read.
+
+    job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile
+    brief-2    forgotten as soon as it is over; then its id is used anew
+    stray-1    a good command on the wrong partition, as a client without murmur2 writes it
+    bad-3      no command at all, or one that breaks a rule: worth one dead letter
+
+Each call is told to the history before it is made, with what came of it. A job id that may be forgotten is used anew only once it was: in
+the moment itself the history could not tell its two lives apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, Final
+
+from duewheel.adapters.avro import codec
+from duewheel.adapters.memory.intake import MemoryIntake
+from duewheel.adapters.memory.logs import Headers, Log
+from duewheel.adapters.memory.world import Process
+from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.core.errors import BrokerUnavailable
+from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
+from duewheel.core.model import Limits, Schedule
+from duewheel.core.topology import partition_of
+from duewheel.engine.partition import STATE
+from duewheel.proof.history import (
+    Acknowledged,
+    BadRecordWritten,
+    CancelInvoked,
+    DropInvoked,
+    EnqueueInvoked,
+    RedriveInvoked,
+    Unknown,
+)
+from tests.malformed import CORPUS
+from tests.simulation.jobs import Tasks
+from tests.simulation.site import TOPOLOGY, Site
+
+SECOND_US: Final = 1_000_000
+_FORGOTTEN_WITHIN_S: Final = 40
+_BAD_BYTES_MAX: Final = 2_000
+_MALFORMED: Final = [bad.value for bad in CORPUS if bad.value is None or len(bad.value) <= _BAD_BYTES_MAX]
+
+
+class Producers:
+    """All of them, in one process that never fails.
+
+    Args:
+        random: decides what is asked for, and when.
+        tasks: what jobs do.
+        spoils_dispatches: whether strangers write to the dispatch topic as well. Where a person sets its group back, or deletes it, what
+            was refused there is refused once more, or never.
+        expiring: how many jobs may not start after some time, from 0 to 1.
+
+    Attributes:
+        asking: how many have more to ask.
+        acknowledged: calls that were answered, by the job that they ask for.
+        strays: job ids of good commands that lie on the wrong partition.
+        bad: partition and offset of records that nobody can read, by topic.
+    """
+
+    def __init__(self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float) -> None:
+        self._site = site
+        self._world = site.world
+        self._random = random
+        self._tasks = tasks
+        self._spoilt = [TOPOLOGY.intake, TOPOLOGY.intake, TOPOLOGY.outcomes]
+        self._spoils_dispatches = spoils_dispatches
+        self._expiring = expiring
+        self._process = Process(site.world, "producer")
+        self._calls = 0
+        self._scheduled: dict[str, int] = {}
+        self._dropped: set[str] = set()
+        self._created: set[tuple[str, int]] = set()
+        self.asking = 0
+        self.acknowledged: dict[str, set[str]] = {}
+        self.strays: list[str] = []
+        self.bad: dict[str, set[tuple[int, int]]] = {}
+
+    def begin(self, jobs: int, until_us: int, is_calm: bool) -> None:
+        """Puts on the agenda what is asked for by then."""
+        moments: list[Callable[[], None]] = [lambda n=n: self._schedule(f"job-{n}") for n in range(jobs)]  # type: ignore[misc]
+        moments += [self._again] * (jobs // 3)
+        if not is_calm:
+            moments += [lambda n=n: self._briefly(f"brief-{n}") for n in range(self._random.choice((0, 2, 4)))]  # type: ignore[misc]
+            moments += [lambda n=n: self._astray(f"stray-{n}") for n in range(self._random.choice((0, 2, 5)))]  # type: ignore[misc]
+            moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 3, 9)))]  # type: ignore[misc]
+        for call in moments:
+            self._at(self._random.randrange(2 * SECOND_US, until_us), call)
+
+    def _at(self, at_us: int, call: Callable[[], None]) -> None:
+        self.asking += 1
+
+        def ask() -> None:
+            try:
+                call()
+            finally:
+                self.asking -= 1
+
+        self._world.later(at_us, lambda: self._site.kernel.start(self._process, ask))
+
+    # --- jobs ---
+
+    def _schedule(self, job_id: str, on_conflict: Any = "ignore", retention: float | None = None) -> None:
+        command = self._command(job_id, on_conflict, retention)
+        for _ in range(3):
+            if self._enqueue(command):
+                return
+            self._process.sleep(self._random.random() * 3)
+
+    def _command(self, job_id: str, on_conflict: Any = "ignore", retention: float | None = None) -> Schedule:
+        random = self._random
+        while (job_id, self._world.now_ms) in self._created:  # two commands of one millisecond could not be told apart
+            self._process.sleep(0.001)
+        now_ms = self._world.now_ms
+        self._created.add((job_id, now_ms))
+        task, payload = self._tasks.behaviour(random)
+        delay = random.choice((0.0, 0.0, random.random(), random.random() * 10, random.random() * 40))
+        if retention is not None:
+            delay = min(delay, 1.0)
+        job = Job(task, payload, delay=delay, job_id=job_id, on_conflict=on_conflict, retention=retention)
+        if random.random() < self._expiring:
+            job = job._replace(expires_at=now_ms + round(delay * 1000) + random.randrange(200, 20_000))
+        if random.random() < 0.1:
+            job = job._replace(total_timeout=random.randrange(1, 40))
+        if random.random() < 0.2:
+            job = job._replace(crash_limit=random.choice((1, 2, 8)))
+        return schedule_command(job, now_ms, lambda now_ms: job_id)
+
+    def _asked(self, command: Schedule) -> EnqueueInvoked:
+        limits: Limits | None = command["limits"]
+        job_id, replaces = command["job_id"], command["on_conflict"] == "REPLACE"
+        return EnqueueInvoked(self._world.now_ms, self._call(), job_id, command["due_ms"], command["created_ms"], limits, replaces)
+
+    def _enqueue(self, command: Schedule) -> bool:
+        job_id, asked = command["job_id"], self._asked(command)
+        if job_id.startswith("job-"):
+            self._scheduled[job_id] = command["due_ms"]
+        if self._send(asked, job_id, codec.encode_schedule(command)):
+            self.acknowledged.setdefault(job_id, set()).add(asked.call)
+            return True
+        return False
+
+    def _again(self) -> None:
+        """Says something more about a job that is known."""
+        known = sorted(self._scheduled.keys() - self._dropped)
+        if not known:
+            return
+        job_id, draw, now_ms = self._random.choice(known), self._random.random(), self._world.now_ms
+        dead = [(each, token) for each, token in self._dead() if each not in self._dropped]
+        if dead and draw < 0.3:
+            self._drop(*self._random.choice(dead))
+        elif dead and draw < 0.6:
+            job_id, token = self._random.choice(dead)
+            asked = RedriveInvoked(now_ms, self._call(), job_id, token)
+            self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
+        elif draw < 0.6:
+            self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
+        else:
+            self._schedule(job_id, self._random.choice(("ignore", "replace")))
+
+    def _drop(self, job_id: str, token: int) -> None:
+        """Lets a dead run be forgotten, and uses its id anew."""
+        self._dropped.add(job_id)
+        times = self._site.times_forgotten(job_id)
+        now_ms = self._world.now_ms
+        self._send(DropInvoked(now_ms, self._call(), job_id, token), job_id, codec.encode_drop(drop_command(job_id, token, now_ms)))
+        if self._is_forgotten_in_time(job_id, times):
+            self._schedule(job_id)
+
+    def _briefly(self, job_id: str) -> None:
+        """Asks for a job that is forgotten as soon as it is over, and then for another one under its id."""
+        for _ in range(self._random.choice((2, 3))):
+            times = self._site.times_forgotten(job_id)
+            self._schedule(job_id, retention=self._random.choice((0.0, 0.5, 2.0)))
+            if not self._is_forgotten_in_time(job_id, times):
+                return
+
+    def _is_forgotten_in_time(self, job_id: str, times: int) -> bool:
+        """Waits for it to be forgotten more often than `times`. Not for ever: a job that failed is kept for two weeks."""
+        for _ in range(_FORGOTTEN_WITHIN_S):
+            self._process.sleep(1.0)
+            if self._site.times_forgotten(job_id) > times:
+                return True
+        return False
+
+    # --- strangers ---
+
+    def _astray(self, job_id: str) -> None:
+        """Writes a good command to a partition that is not its own, if there is any."""
+        logs = self._site.broker.topic(TOPOLOGY.intake)
+        others = [log for log in logs if log.partition != partition_of(job_id.encode(), len(logs))]
+        if not others:
+            return
+        command = self._command(job_id)
+        asked, log = self._asked(command), self._random.choice(others)
+        self._site.tell(asked)
+        offset = self._append(log, job_id.encode(), codec.encode_schedule(command), [("from", b"elsewhere")])
+        self._site.tell(Acknowledged(self._world.now_ms, asked.call, log.partition, offset))
+        self.acknowledged.setdefault(job_id, set()).add(asked.call)
+        self.strays.append(job_id)
+
+    def _spoil(self, job_id: str) -> None:
+        """Writes what becomes a dead letter and nothing else."""
+        topics = [*self._spoilt, TOPOLOGY.dispatch("default")] if self._spoils_dispatches else self._spoilt
+        topic = self._random.choice(topics)
+        logs = self._site.broker.topic(topic)
+        key: bytes | None = job_id.encode()
+        home = logs[partition_of(job_id.encode(), len(logs))]
+        log, value = self._random.choice(logs), self._random.choice(_MALFORMED)
+        headers: Headers | None = None
+        if topic == TOPOLOGY.intake:
+            draw, command = self._random.random(), self._command(job_id)
+            if draw < 0.1:
+                key, value = None, codec.encode_schedule(command)
+            elif draw < 0.2:
+                value = codec.encode_schedule({**command, "job_id": f"other-{job_id}"})
+            elif draw < 0.3:
+                value = codec.encode_schedule({**command, "retention_ms": -1})
+            elif draw < 0.5:
+                log, value = home, codec.encode_schedule({**command, "queue": "nowhere"})
+            elif draw < 0.6 and log is not home:
+                value, headers = codec.encode_schedule(command), [("h", bytes(FOREIGN_HEADERS_BYTES_MAX + 1))]
+        offset = self._append(log, key, value, headers)
+        self._site.tell(BadRecordWritten(self._world.now_ms, topic, log.partition, offset))
+        self.bad.setdefault(topic, set()).add((log.partition, offset))
+
+    def _append(self, log: Log, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+        self._site.kernel.note("stranger", "writes", f"{key!r} to {log.topic} {log.partition}")
+        return log.append(key, value, headers, self._world.now_ms)
+
+    # --- calls ---
+
+    def _send(self, asked: Any, job_id: str, value: bytes) -> bool:
+        self._site.tell(asked)
+        self._site.kernel.note("producer", type(asked).__name__, f"{job_id} {asked.call}")
+        try:
+            receipt = MemoryIntake(self._process, self._site.broker, TOPOLOGY.intake).append(job_id.encode(), value)
+        except BrokerUnavailable:
+            self._site.tell(Unknown(self._world.now_ms, asked.call))
+            return False
+        self._site.tell(Acknowledged(self._world.now_ms, asked.call, *receipt))
+        return True
+
+    def _call(self) -> str:
+        self._calls += 1
+        return f"c{self._calls}"
+
+    def _dead(self) -> list[tuple[str, int]]:
+        states = [(job_id, codec.decode_state(value)) for job_id, value in self._states()]
+        return [(job_id, state["token"]) for job_id, state in states if state["phase"] == "FAILED" and job_id.startswith("job-")]
+
+    def _states(self) -> Iterator[tuple[str, bytes]]:
+        for key, value in sorted(self._site.fold().items()):
+            if key[:1] == STATE and value:
+                yield key[1:].decode(), value
