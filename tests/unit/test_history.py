@@ -257,3 +257,10 @@ def test_merge_leaves_a_redriven_run_behind_the_dispatch_that_it_died_with() -> 
     for entry in entries:
         merge.add(entry)
     assert merge.release() == entries
+
+
+def test_a_recurring_job_that_waits_has_made_no_attempts() -> None:
+    state = State(**{**STATE, "phase": Phase.WAITING, "token": 0, "attempt": 40, "trail": {**TRAIL, "wake_ms": 9_000}})
+    waiting = history.state_entry(SOURCE, "nightly", state)
+    assert waiting is not None
+    assert (waiting.event, waiting.wake_ms, waiting.attempt, waiting.token) == ("waiting", 9_000, None, None)
