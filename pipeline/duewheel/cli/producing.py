@@ -75,8 +75,8 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--misfire-limit", type=int, metavar="COUNT", help=f"Of --misfire all.  [default: {MISFIRE_MAX_DEFAULT}]"),
         option("--grace", type=duration, help="How late a time may be and is not missed yet.  [default: 1m]"),
         option("--overlap", type=click.Choice(["skip", "allow", "queue", "replace"]),
-                help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what goes "
-                "on.  [default: skip]"),
+                help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what "
+                "goes on.  [default: skip]"),
         option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
     )  # fmt: skip
 
