@@ -180,6 +180,7 @@ class Life:
 
     def step(self, obey: Callable[[Step], None]) -> None:
         step = Step(self, 0, self.last_token, self.now_ms, has_queue=lambda queue: self.has_queue, heard_ms=self.now_ms)
+        step.splice_schedule = codec.splice_schedule
         obey(step)
         step.fire(sorted(timer for timer in self.timers if timer < timer_key(self.now_ms + 1, "")))
         self.last_token = step.token

@@ -112,7 +112,15 @@ endings = st.fixed_dictionaries(
 trails = st.one_of(
     st.none(),
     st.fixed_dictionaries(
-        {"wake_ms": spans, "lease_ms": spans, "first_ms": spans, "output": outputs, "endings": st.lists(endings, max_size=3)}
+        {
+            "wake_ms": spans,
+            "lease_ms": spans,
+            "first_ms": spans,
+            "output": outputs,
+            "endings": st.lists(endings, max_size=3),
+            "runs": st.lists(times, max_size=3),
+            "queued_ms": spans,
+        }
     ),
 )
 states = st.fixed_dictionaries(

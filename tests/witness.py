@@ -115,7 +115,7 @@ def _of_state(record: Record) -> Event | None:
     if kind == DEFINITION and value is not None:
         definition = codec.decode_definition(value)
         schedule = definition["schedule"]
-        return Defined(*where, definition["generation"], schedule["due_ms"], schedule["created_ms"])
+        return Defined(*where, definition["generation"], schedule["due_ms"], schedule["created_ms"], schedule["recurrence"])
     if kind == STATE and value is None:
         return Forgotten(*where)
     if kind == STATE and value is not None:

@@ -86,6 +86,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "processor.store_damaged": Event("A local store failed; it is made anew from the changelog.", ("error",)),
     "processor.report": Event("What became of the inputs since the last report.", tuple(Counts.__slots__)),
+    "processor.slots_left_out": Event(
+        "Slots of recurring jobs had no run since the last report: they came too late, or while the run before went on. Some of the jobs "
+        "are named; their misfire and overlap rules say what is to become of such slots.",
+        ("missed", "overlapped", "jobs"),
+    ),
     "clock.stepped_back": Event("The wall clock stepped back; jobs fire by the clock as it stands now.", ("by_ms",)),
     "clock.leapt_ahead": Event(
         "The wall clock leapt ahead of the steady clock. Nothing is fired by the leap. If the wall clock is right, restart this process.",

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 from duewheel.core.errors import BadConfiguration, CallerError, DuewheelError
+from duewheel.core.run_ids import parse
 
 if TYPE_CHECKING:
     import sqlite3
@@ -191,7 +192,7 @@ def guard(connection: Connection, resource: str, attempt: Claimant) -> None:
 
     Args:
         connection: psycopg's or sqlite3's, in the transaction that writes.
-        resource: what is to be written, in your words, such as "order/17". One job alone may guard it.
+        resource: what is to be written, in your words, such as "order/17". One job alone may guard it, with all its runs where it recurs.
         attempt: the handler's context.
 
     Raises:
@@ -199,16 +200,17 @@ def guard(connection: Connection, resource: str, attempt: Claimant) -> None:
         ForeignResource: another job guards it. Nothing was changed.
         BadConfiguration: the connection is of another driver, or commits each statement by itself.
     """
-    token = attempt.fencing_token
+    token, run = attempt.fencing_token, parse(attempt.job_id)
+    job_id = attempt.job_id if run is None else run.job_id  # runs of one recurring job share its partition, and so count together
     if not 0 <= token <= TOKEN_MAX:
         raise BadConfiguration(f"fencing token {token} is none: it must be 0 to {TOKEN_MAX}")
     database = _database(connection)
     database.demand_transaction("guard")
-    if database.changes(database.statements.guard, {"resource": resource, "job_id": attempt.job_id, "token": token}):
+    if database.changes(database.statements.guard, {"resource": resource, "job_id": job_id, "token": token}):
         return
     row_job_id, row_token = database.row(database.statements.guarded, {"resource": resource})
-    if row_job_id != attempt.job_id:
-        raise ForeignResource(resource, attempt.job_id, row_job_id)
+    if row_job_id != job_id:
+        raise ForeignResource(resource, job_id, row_job_id)
     raise StaleToken(resource, token, row_token)
 
 

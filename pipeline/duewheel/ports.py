@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Outcome, Progress, State, Stop, Terms
+from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Limits, Outcome, Progress, State, Stop, Terms
 from duewheel.core.step import Defined
 
 
@@ -303,6 +303,11 @@ class Codec(Protocol):
 
     def splice_definition(self, generation: int, command: bytes) -> bytes:
         """The encoded Definition around an encoded Schedule."""
+
+    def splice_schedule(
+        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+    ) -> bytes:
+        """The encoded Schedule of a job that runs once, around encoded work."""
 
     def splice_dispatch(
         self,

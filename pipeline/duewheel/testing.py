@@ -17,10 +17,10 @@ is the one that an outcome's bytes can carry. A payload that JSON cannot say is 
 
     payload ─► command ─► bytes ─► command ─► dispatch ─► bytes ─► dispatch ─► handler ─► outcome ─► bytes ─► outcome
 
-What is left out is time and company. A job runs once, whatever it was delayed, in the calling thread and at its due time: the first attempt
-is made, and what would follow is told (`retry_after_ms`) and not done. Nothing is timed out, cancelled or held back by a limit, and a task
-with executor="process" runs here too. Coroutine functions get an event loop of their own. A job id is known after its first use, and the
-same id again is ignored or replaces, as in production.
+What is left out is time and company. A job runs once, whatever it was delayed and however it recurs, in the calling thread and at its due
+time: the first attempt is made, and what would follow is told (`retry_after_ms`) and not done. Nothing is timed out, cancelled or held
+back by a limit, and a task with executor="process" runs here too. Coroutine functions get an event loop of their own. A job id is known
+after its first use, and the same id again is ignored or replaces, as in production.
 """
 
 from __future__ import annotations

@@ -69,6 +69,9 @@ def terms(record: Schedule) -> Terms | None:
     return limits and {"crashes": 0, "is_last_life": False, "expires_ms": limits["expires_ms"], "deadline_ms": 0}
 
 
+NO_TRAIL: Trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
+
+
 def state(pick: random.Random, now_ms: int) -> State:
     return {
         "generation": 1,
@@ -84,7 +87,7 @@ def state(pick: random.Random, now_ms: int) -> State:
 
 
 def running(pick: random.Random, now_ms: int) -> State:
-    trail: Trail = {"wake_ms": now_ms + 30_000, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": []}
+    trail: Trail = {**NO_TRAIL, "wake_ms": now_ms + 30_000, "lease_ms": 30_000}
     return {**state(pick, now_ms), "phase": "RUNNING", "trail": trail}
 
 
@@ -103,7 +106,7 @@ def waiting(pick: random.Random, now_ms: int, endings_count: int) -> State:
         for n in range(endings_count)
     ]
     wake_ms = now_ms + 4**endings_count * 1_000 + pick.randrange(500)
-    trail: Trail = {"wake_ms": wake_ms, "lease_ms": 0, "first_ms": 0, "output": None, "endings": endings}
+    trail: Trail = {**NO_TRAIL, "wake_ms": wake_ms, "endings": endings}
     return {**state(pick, now_ms), "phase": "WAITING", "attempt": endings_count, "error": failure(pick), "trail": trail}
 
 

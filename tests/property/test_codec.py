@@ -113,8 +113,16 @@ ENDING: Any = {
 }
 TRAILS: list[Any] = [
     None,
-    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": []},
-    {"wake_ms": 0, "lease_ms": 0, "first_ms": TIME_MS, "output": b"7" * 8_192, "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}]},
+    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0},
+    {
+        "wake_ms": 0,
+        "lease_ms": 0,
+        "first_ms": TIME_MS,
+        "output": b"7" * 8_192,
+        "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}],
+        "runs": [TIME_MS, TIME_MS + 1],
+        "queued_ms": TIME_MS,
+    },
 ]
 
 
@@ -131,7 +139,7 @@ def test_ordinary_jobs_take_the_fast_way(recurrence: Any, policy: Any, expires_m
     command = codec.encode_schedule(schedule)
     for _ in range(2):  # read, and remembered
         assert fast.decode_command(command)[1] == schedule
-        assert fast.peek_definition(codec.splice_definition(70, command))[4:] == (limits, encode_work(work), command)
+        assert fast.peek_definition(codec.splice_definition(70, command))[4:] == (limits, encode_work(work), command, recurrence)
         dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, terms, encode_work(work))
         read = fast.decode_dispatch(dispatch)
         assert (read["terms"], read["work"]) == (terms, work)
@@ -225,7 +233,15 @@ def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generat
     command = codec.encode_schedule(schedule)
     known = codec.peek_definition(codec.splice_definition(generation, command))
     work = codec.decode_command(command)[2]
-    assert known == (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"], schedule["limits"], work, command)
+    numbers = (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"])
+    assert known == (*numbers, schedule["limits"], work, command, schedule["recurrence"])
+
+
+@given(schedules)
+def test_a_spliced_schedule_is_an_encoded_one(schedule: Any) -> None:
+    once: Any = {**schedule, "on_conflict": "IGNORE", "recurrence": None}
+    fields = (once["job_id"], once["due_ms"], once["created_ms"], once["retention_ms"], once["queue"], once["limits"])
+    assert codec.splice_schedule(*fields, encode_work(once["work"])) == codec.encode_schedule(once)
 
 
 @given(schedules, st.data())

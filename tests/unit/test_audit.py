@@ -13,8 +13,12 @@ from duewheel.core.audit import Audit
 from duewheel.core.differences import SKEW_MS, Kind, Unjudged
 from duewheel.core.judgement import judge
 from duewheel.core.limits import DAY_MS
+from duewheel.core.model import Overlap
 from duewheel.core.store_audit import PROGRESS, STATE
 from tests.audit_world import HOUR_MS, START_MS, DictStore, Life, differences, fold, needs_timer, outcome, schedule, store_differences
+from tests.recurring import every, every_after
+
+WORK = codec.decode_command(codec.encode_schedule(schedule("a")))[2]
 
 
 def lived() -> Life:
@@ -325,3 +329,85 @@ def test_beyond_its_mark_a_store_may_hold_any_value_since_then_and_no_other() ->
     assert [d.kind for d in store_differences(life.logs, at_mark, mark)[0]] == [Kind.STORE_VALUE]
     damaged = of_store(life, lambda store: store.values.update({b"srunning": between}))
     assert damaged == {(Kind.STORE_VALUE, "running"), (Kind.STORE_TIMER, "running")}  # it has come all the way, and may not
+
+
+# --- recurring jobs ---
+
+
+def recurred(**fields: Any) -> Life:
+    """A job with a run that has ended, one that is dead, and one that goes on; and what else its recurrence says."""
+    life = Life()
+    life.command(schedule("r", START_MS, recurrence=every(HOUR_MS, overlap="ALLOW", **fields)))
+    for result in ("SUCCEEDED", "FAILED"):
+        life.pass_time(0)
+        life.pass_time(HOUR_MS // 2)
+        life.outcome(run_of(life), result)
+        life.pass_time(HOUR_MS // 2)
+    life.pass_time(HOUR_MS // 2 + 60_000)
+    return life
+
+
+def is_handed_out(life: Life, job_id: str) -> bool:
+    state = life.state(job_id)
+    return state is not None and state["phase"] in ("DISPATCHED", "CANCELLING")
+
+
+def run_of(life: Life) -> str:
+    return life.logs.dispatches[-1].job_id
+
+
+@pytest.mark.parametrize("fields", [{}, {"jitter_ms": HOUR_MS // 2}, {"runs_max": 3}, {"end_ms": START_MS + 2 * HOUR_MS + 1}])
+def test_runs_of_a_recurring_job_are_judged_by_it(fields: dict[str, Any]) -> None:
+    life = recurred(**fields)
+    assert differences(life.logs, life.now_ms) == []
+    assert store_differences(life.logs, DictStore(life))[0] == []
+
+
+@pytest.mark.parametrize("kind, overlap", [(kind, overlap) for kind in (every, every_after) for overlap in Overlap])
+def test_recurring_jobs_of_all_kinds_are_faithful_at_every_stage(kind: Callable[..., Any], overlap: str) -> None:
+    life = Life()
+    life.command(schedule("r", START_MS, recurrence=kind(HOUR_MS, overlap=overlap, runs_max=6)))
+    for n in range(12):
+        life.pass_time(HOUR_MS // 2)
+        if n % 3 == 2:
+            for job_id in {d.job_id for d in life.logs.dispatches if is_handed_out(life, d.job_id)}:
+                life.outcome(job_id, "SUCCEEDED" if n % 2 else "CANCELLED")
+        assert differences(life.logs, life.now_ms) == []
+        assert store_differences(life.logs, DictStore(life))[0] == []
+    life.change("cancel", "r")
+    life.pass_time(DAY_MS)
+    life.forget("r")
+    assert differences(life.logs, life.now_ms) == []
+
+
+def test_a_run_of_a_job_that_nobody_asked_for_is_a_phantom() -> None:
+    life = recurred()
+    without(life, "state", lambda entry: entry[1] in (b"dr", b"sr"))
+    life.logs.intake[0] = (START_MS, "cancel", {"job_id": "other", "created_ms": START_MS})
+    found = differences(life.logs, life.now_ms)
+    assert {(d.kind, d.facts.get("what")) for d in found} == {(Kind.PHANTOM, "run")}
+
+
+@pytest.mark.parametrize("late_ms", [1, HOUR_MS // 2])
+def test_a_run_that_stands_for_no_slot_is_a_phantom(late_ms: int) -> None:
+    life = recurred()
+    slot_ms = START_MS + HOUR_MS + late_ms
+    command = codec.splice_schedule(f"r@{slot_ms}", slot_ms, slot_ms, HOUR_MS, "default", None, WORK)
+    record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, command))
+    progress(life)
+    (found,) = differences(life.logs, life.now_ms)
+    assert (found.kind, found.job_id, found.facts["what"]) == (Kind.PHANTOM, f"r@{slot_ms}", "slot")
+
+
+def test_a_recurring_job_that_is_over_and_has_slots_left_is_unfounded() -> None:
+    life = recurred()
+    forge(life, "r", phase="SUCCEEDED")
+    progress(life)
+    assert [(d.kind, d.job_id) for d in differences(life.logs, life.now_ms)] == [(Kind.UNFOUNDED, "r")]
+
+
+def test_a_run_that_is_cancelled_for_no_reason_is_unfounded() -> None:
+    life = recurred()
+    forge(life, run_of(life), phase="CANCELLED")
+    progress(life)
+    assert [(d.kind, d.job_id) for d in differences(life.logs, life.now_ms)] == [(Kind.UNFOUNDED, run_of(life))]

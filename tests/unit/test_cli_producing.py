@@ -15,6 +15,7 @@ from duewheel.cli.times import duration, instant
 from duewheel.core.errors import BadConfiguration, Reason, RejectedJob
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
 from duewheel.core.model import Schedule
+from tests.recurring import cron, every, every_after
 
 AT = ["--at", "2030-01-01T00:00:00Z"]
 
@@ -252,3 +253,15 @@ def test_T4_seconds_for_milliseconds_are_refused() -> None:
     assert isinstance(result.exception, RejectedJob)
     assert result.exception.reason == Reason.DUE_TOO_EARLY
     assert "1893456000000" in str(result.exception)  # what was probably meant
+
+
+def test_encode_schedule_takes_everything_that_makes_a_job_recur(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scheduled(*AT, "--every", "90s")["recurrence"] == every(90_000)
+    assert scheduled(*AT, "--every-after", "10m", "--max-runs", "3")["recurrence"] == every_after(600_000, runs_max=3)
+    line = ["--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--start", "2030-01-01T00:00:00Z", "--end", "2031-01-01T00:00:00Z"]
+    rules = ["--jitter", "5s", "--misfire", "all", "--misfire-limit", "3", "--grace", "30s", "--overlap", "allow", "--overlap-limit", "2"]
+    bounds = {"start_ms": 1_893_456_000_000, "end_ms": 1_924_992_000_000, "jitter_ms": 5_000, "grace_ms": 30_000}
+    expected = cron("30 2 * * *", "Europe/Berlin", **bounds, misfire="ALL", misfire_max=3, overlap="ALLOW", overlap_max=2)
+    assert scheduled(*AT, *line, *rules)["recurrence"] == expected
+    monkeypatch.setenv("DUEWHEEL_TZ", "Europe/Berlin")
+    assert scheduled(*AT)["recurrence"] is None

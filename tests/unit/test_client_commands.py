@@ -31,6 +31,7 @@ from duewheel.core.limits import (
 )
 from duewheel.core.model import Schedule
 from duewheel.core.retry import RetryPolicy
+from tests.recurring import cron, every, every_after
 
 NOW_MS = 1_900_000_000_000
 
@@ -332,3 +333,77 @@ def test_new_ids_are_version_7_uuids_that_grow_with_time() -> None:
         parsed = uuid.UUID(text)
         assert (parsed.version, parsed.variant, int(text[:12], 16) - NOW_MS) == (7, uuid.RFC_4122, ids.index(text))
     assert len({new_job_id(NOW_MS) for _ in range(1_000)}) == 1_000
+
+
+# ------------------------------------------------------------------------------------------------------------------ recurrences
+
+
+def recurrence(**job: Any) -> Any:
+    return made(**job)["recurrence"]
+
+
+def test_an_interval_recurs_by_the_defaults() -> None:
+    assert recurrence(every=timedelta(minutes=1)) == every(60_000)
+    assert recurrence(every=1.5) == every(1_500)
+    assert recurrence(every_after=90) == every_after(90_000)
+    assert recurrence(cron="0 9 * * mon-fri", tz="Europe/Berlin") == cron("0 9 * * mon-fri", "Europe/Berlin")
+
+
+def test_everything_that_is_said_of_a_recurrence_arrives() -> None:
+    said = recurrence(
+        every=60,
+        start=datetime(2030, 1, 1, tzinfo=UTC),
+        end=datetime(2031, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+        max_runs=7,
+        jitter=timedelta(seconds=5),
+        misfire="all",
+        misfire_limit=3,
+        grace=30,
+        overlap="allow",
+        overlap_limit=2,
+    )
+    bounds = {"start_ms": 1_893_456_000_000, "end_ms": 1_924_992_000_001, "runs_max": 7, "jitter_ms": 5_000, "grace_ms": 30_000}
+    assert said == every(60_000, **bounds, misfire="ALL", misfire_max=3, overlap="ALLOW", overlap_max=2)
+
+
+@pytest.mark.parametrize("word", ["skip", "allow", "queue", "replace"])
+def test_overlaps_are_said_in_small_letters(word: Any) -> None:
+    assert recurrence(every=60, overlap=word)["overlap"] == word.upper()
+
+
+@pytest.mark.parametrize(
+    "job, reason, named",
+    [
+        ({"every": 60, "cron": "@daily"}, Reason.BAD_RECURRENCE, "exactly one"),
+        ({"max_runs": 3}, Reason.BAD_RECURRENCE, "exactly one"),
+        ({"tz": "UTC"}, Reason.BAD_RECURRENCE, "exactly one"),
+        ({"every": 60, "tz": "UTC"}, Reason.BAD_ZONE, "cron line"),
+        ({"every": 0.5}, Reason.TOO_FREQUENT, "every_ms 500"),
+        ({"every": -1}, Reason.BAD_RECURRENCE, "negative"),
+        ({"every": "90s"}, Reason.BAD_RECURRENCE, "90s"),
+        ({"cron": "0 9 * *"}, Reason.BAD_EXPRESSION, "0 9 * *"),
+        ({"cron": 7}, Reason.BAD_RECURRENCE, "expression 7"),
+        ({"cron": "@daily", "tz": "Europe/Paris2"}, Reason.BAD_ZONE, "Paris2"),
+        ({"every": 60, "max_runs": 0}, Reason.BAD_RECURRENCE, "max_runs=0"),
+        ({"every": 60, "max_runs": True}, Reason.BAD_RECURRENCE, "max_runs=True"),
+        ({"every": 60, "misfire": "never"}, Reason.BAD_RECURRENCE, "'once', 'skip', 'all'"),
+        ({"every": 60, "overlap": "SKIP"}, Reason.BAD_RECURRENCE, "'queue'"),
+        ({"every": 60, "overlap_limit": 2}, Reason.BAD_RECURRENCE, "overlap='allow'"),
+        ({"every": 60, "misfire": "once", "misfire_limit": 2}, Reason.BAD_RECURRENCE, "misfire='all'"),
+        ({"every": 60, "start": datetime(2030, 1, 1)}, Reason.BAD_RECURRENCE, "time zone"),  # noqa: DTZ001 -- that is the mistake
+        ({"every": 60, "end": NOW_MS - 1}, Reason.BAD_END, "end_ms"),
+        ({"every": 60, "expires_at": NOW_MS + 1}, Reason.BAD_LIMITS, "expires_ms"),
+        ({"every": 60, "job_id": "j" * (JOB_ID_BYTES_MAX - 13)}, Reason.BAD_JOB_ID, "241"),
+        ({"job_id": "j@1764600000000"}, Reason.BAD_JOB_ID, "the run of 'j'"),
+    ],
+)
+def test_a_recurrence_that_cannot_be_is_refused(job: dict[str, Any], reason: Reason, named: str) -> None:
+    error = refused(**job)
+    assert error.reason == reason
+    assert named in str(error)
+
+
+def test_a_run_may_be_cancelled_redriven_and_dropped_by_its_id() -> None:
+    job_id = "j@1764600000000"
+    commands = (cancel_command(job_id, NOW_MS), redrive_command(job_id, 1, NOW_MS), drop_command(job_id, 1, NOW_MS))
+    assert {command["job_id"] for command in commands} == {job_id}

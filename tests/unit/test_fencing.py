@@ -152,6 +152,16 @@ def test_another_job_is_told_so_whatever_its_token(database: Database, token: in
     fencing.guard(connection, "totals", attempt(7, "report-1"))
 
 
+def test_the_runs_of_a_recurring_job_are_one_job(database: Database) -> None:
+    connection = database.connect()
+    for token, slot_ms in ((7, 1_764_600_000_000), (9, 1_764_600_060_000)):
+        fencing.guard(connection, "totals", attempt(token, f"report@{slot_ms}"))
+    with pytest.raises(StaleToken):
+        fencing.guard(connection, "totals", attempt(8, "report@1764600000000"))
+    with pytest.raises(ForeignResource, match="guarded by job 'report', and 'other' is another"):
+        fencing.guard(connection, "totals", attempt(10, "other@1764600120000"))
+
+
 def test_an_older_writer_waits_for_the_newer_and_is_refused(postgresql: Database) -> None:
     newer, older = postgresql.connect(), postgresql.connect()
     fencing.guard(newer, "account/1", attempt(9))

@@ -171,7 +171,7 @@ def test_a_command_is_known_again_after_an_upgrade(kind: str, record: Any, value
     stored = LAST_RELEASE["Definition"].header + b"\2" + value[HEADER_BYTES:]
     command, work = codec.current_command(value), codec.decode_command(value)[2]
     assert command == codec.encode_schedule(todays(kind, record))
-    assert codec.peek_definition(stored) == (1, record["due_ms"], record["queue"], record["retention_ms"], None, work, command)
+    assert codec.peek_definition(stored) == (1, record["due_ms"], record["queue"], record["retention_ms"], None, work, command, None)
     assert codec.current_command(command) is command
 
 

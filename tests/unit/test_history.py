@@ -35,7 +35,7 @@ SCHEDULE = Schedule(
     job_id="a", due_ms=5_000, created_ms=900, on_conflict="IGNORE", retention_ms=1, queue="mail", limits=None, recurrence=None, work=WORK
 )
 STATE = State(generation=2, phase=Phase.SUCCEEDED, attempt=1, crashes=0, token=7, slot_ms=5_000, changed_ms=5_030, error=None, trail=None)
-TRAIL = Trail(wake_ms=0, lease_ms=0, first_ms=0, output=None, endings=[])
+TRAIL = Trail(wake_ms=0, lease_ms=0, first_ms=0, output=None, endings=[], runs=[], queued_ms=0)
 DISPATCH = Dispatch(
     token=7, job_id="a", generation=2, slot_ms=5_000, attempt=1, timer_partition=3, dispatched_ms=5_003, terms=None, work=WORK
 )  # fmt: skip
@@ -257,3 +257,10 @@ def test_merge_leaves_a_redriven_run_behind_the_dispatch_that_it_died_with() -> 
     for entry in entries:
         merge.add(entry)
     assert merge.release() == entries
+
+
+def test_a_recurring_job_that_waits_has_made_no_attempts() -> None:
+    state = State(**{**STATE, "phase": Phase.WAITING, "token": 0, "attempt": 40, "trail": {**TRAIL, "wake_ms": 9_000}})
+    waiting = history.state_entry(SOURCE, "nightly", state)
+    assert waiting is not None
+    assert (waiting.event, waiting.wake_ms, waiting.attempt, waiting.token) == ("waiting", 9_000, None, None)

@@ -11,6 +11,7 @@ from duewheel.cli.state_view import Seen, seen_json, seen_lines
 from duewheel.core.past import Known, Past, Written
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE
 from tests.audit_world import HOUR_MS, START_MS, Life, schedule
+from tests.recurring import every
 
 Log = list[tuple[int, int, bytes, bytes | None]]
 
@@ -133,3 +134,23 @@ def test_an_empty_log_and_one_without_a_progress() -> None:
     assert seen([], START_MS).past.known(DEFINITION) is Known.NEVER
     assert seen([(7, START_MS + 1, b"da", None)], START_MS).past.known(DEFINITION) is Known.REMOVED
     assert all(key != PROGRESS for _, _, key, _ in [(7, START_MS + 1, b"da", None)])
+
+
+def test_a_recurring_job_is_shown_with_its_next_slot_and_the_runs_that_go_on() -> None:
+    life = Life()
+    life.command(schedule("r", START_MS, recurrence=every(HOUR_MS, overlap="QUEUE", runs_max=9)))
+    life.pass_time(0)
+    life.pass_time(HOUR_MS)
+    log = [(offset, *entry) for offset, entry in enumerate(life.logs.state)]
+    look = seen(log, None, "r")
+    assert (look.phase, look.wake_ms) == ("WAITING", START_MS + 2 * HOUR_MS)
+    shown = page(look)
+    for line in (
+        "recurs    every 3,600,000 ms, at most 9 runs, misfire once, overlap queue",
+        "runs      1 handed out, each a job of its own",
+        f"run       r@{START_MS}, of 2030-03-17T17:46:40.000Z; it went on when it was looked at last",
+        "queued    2030-03-17T18:46:40.000Z: it waits for the run before to end",
+        "next      2030-03-17T19:46:40.000Z: its next slot",
+    ):
+        assert line in shown
+    assert json.loads(seen_json(look))["state"]["trail"]["runs"] == [START_MS]

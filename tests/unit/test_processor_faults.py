@@ -19,7 +19,6 @@ from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
 from duewheel.ports import CommitRefused, GroupPosition, Offset
 from tests.engine_world import TOPOLOGY, Instance, Memory, World, answer, command, dispatched, dispatches, job_of, schedule
-from tests.recurring import cron
 
 
 @pytest.fixture
@@ -249,14 +248,6 @@ def test_a_redrive_or_drop_that_can_concern_no_dead_run_is_refused(world: World,
     instance.turn(3)
     (letter,) = refusals(world)
     assert (letter["reason"], letter["key"]) == (Reason.BAD_TOKEN, b"job")
-
-
-def test_a_job_that_recurs_is_refused_as_long_as_none_can(world: World) -> None:
-    instance = Instance(world, 0, 1)
-    schedule(world, "nightly", world.now_ms, recurrence=cron("0 2 * * *"))
-    instance.turn(3)
-    (letter,) = refusals(world)
-    assert (letter["reason"], letter["key"], dispatches(world)) == (Reason.NOT_SUPPORTED, b"nightly", [])
 
 
 def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing(world: World) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duewheel.core.errors import BadConfiguration
-from duewheel.core.model import Limits
+from duewheel.core.model import Limits, Recurrence
 from duewheel.proof import history
 from duewheel.proof.faults import FOREVER_MS
 from duewheel.proof.history import (
@@ -26,6 +26,7 @@ from duewheel.proof.history import (
     to_line,
     to_lines,
 )
+from tests.recurring import cron, every, every_after
 
 NUMBERS = st.integers(-INTEGER_MAX, INTEGER_MAX)
 LIMITS = st.builds(Limits, expires_ms=NUMBERS, total_timeout_ms=NUMBERS, crashes_max=NUMBERS)
@@ -35,6 +36,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     str | None: st.none() | st.text(),
     Limits | None: st.none() | LIMITS,
+    Recurrence | None: st.none() | st.sampled_from([every(1_000, jitter_ms=7), every_after(60_000), cron("0 9 * * mon", "Europe/Berlin")]),
 }
 
 
@@ -98,6 +100,8 @@ LIMITS_AND_MORE = '{"expires_ms":1,"total_timeout_ms":1,"crashes_max":1,"more":1
         (ENQUEUE % '{"expires_ms":1}', "limits must be null, or expires_ms, total_timeout_ms, crashes_max"),
         (ENQUEUE % LIMITS_AND_MORE, "limits must be null, or "),
         (ENQUEUE % LIMITS_AND_MORE.replace(',"more":1', "").replace("1", '"1"'), "limits must be null, or "),
+        (ENQUEUE % 'null,"recurrence":{"kind":"EVERY"}', "recurrence must be null, or a recurrence that keeps the rules"),
+        (ENQUEUE % 'null,"recurrence":[7]', "recurrence must be null, or "),
         (SNAPSHOT % "[]", "jobs must be an object"),
         (SNAPSHOT % '{"a":["\\udfff"]}', "jobs must be an object"),
         (SNAPSHOT % ('{"a":' + "[" * SNAPSHOT_LEVELS_MAX + "]" * SNAPSHOT_LEVELS_MAX + "}"), "jobs must be an object of at most 50 levels"),

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from duewheel.cli.history_lines import moment, printable
-from duewheel.core.model import Ending, Policy, Schedule, State
+from duewheel.core.model import Ending, Policy, Recurrence, RecurrenceKind, Schedule, State
 
 PAYLOAD_CHARS_SHOWN_MAX: Final = 4_000
 PAYLOAD_DEPTH_SHOWN_MAX: Final = 200
@@ -29,7 +29,9 @@ def field(name: str, value: str) -> str:
 
 def work_lines(schedule: Schedule) -> Iterator[str]:
     """What is to be done, and within which bounds."""
-    work, limits = schedule["work"], schedule["limits"]
+    work, limits, recurrence = schedule["work"], schedule["limits"], schedule["recurrence"]
+    if recurrence is not None:
+        yield field("recurs", printable(_recurrence(recurrence)))
     if work["policy"] is not None:
         yield field("policy", printable(_policy(work["policy"])))
     if limits is not None:
@@ -63,6 +65,22 @@ def _ending(ending: Ending) -> str:
     if ending["type"]:
         words.append(f"{ending['type']}: {ending['message']}")
     return printable("  ".join(words))
+
+
+def _recurrence(recurrence: Recurrence) -> str:
+    match recurrence["kind"]:
+        case RecurrenceKind.CRON:
+            words = [f"{recurrence['expression']} on the clocks of {recurrence['zone']}"]
+        case RecurrenceKind.EVERY_AFTER:
+            words = [f"{recurrence['every_ms']:,} ms after the last run has ended"]
+        case _:
+            words = [f"every {recurrence['every_ms']:,} ms"]
+    words += [f"from {moment(recurrence['start_ms'])}"] if recurrence["start_ms"] else []
+    words += [f"until {moment(recurrence['end_ms'])}"] if recurrence["end_ms"] else []
+    words += [f"at most {recurrence['runs_max']:,} runs"] if recurrence["runs_max"] else []
+    words += [f"jitter {recurrence['jitter_ms']:,} ms"] if recurrence["jitter_ms"] else []
+    words += [f"misfire {recurrence['misfire'].lower()}", f"overlap {recurrence['overlap'].lower()}"]
+    return ", ".join(words)
 
 
 def _policy(policy: Policy) -> str:

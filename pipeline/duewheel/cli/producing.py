@@ -18,7 +18,7 @@ from duewheel.cli.schedule import CommandOrGroup, schedule_next
 from duewheel.cli.times import duration, instant
 from duewheel.client import Job
 from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
-from duewheel.core.limits import CRASHES_MAX_DEFAULT
+from duewheel.core.limits import CRASHES_MAX_DEFAULT, MISFIRE_MAX_DEFAULT, OVERLAP_MAX_DEFAULT
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
 
@@ -62,11 +62,29 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="How long all attempts together may take, waits included, from when the first is handed out.  [default: for ever]"),
         option("--crash-limit", type=int, metavar="COUNT",
                 help=f"How many attempts may end because their worker vanished.  [default: {CRASHES_MAX_DEFAULT}]"),
+        option("--every", type=duration, help="Run again and again, so long after one another, from --start, --at, --delay or now on."),
+        option("--every-after", type=duration, help="The same, counted from the end of the run before."),
+        option("--cron", metavar="LINE", help="Run as a cron line says; duewheel schedule next LINE shows when that is."),
+        option("--tz", metavar="ZONE", help="Whose clocks the line means: an IANA name, as Europe/Berlin.  [default: UTC]"),
+        option("--start", type=instant, metavar="TIME", help="No run before; --every counts from here. It may have passed."),
+        option("--end", type=instant, metavar="TIME", help="No run at this time or later."),
+        option("--max-runs", type=int, metavar="COUNT", help="How many times to run at most.  [default: no limit]"),
+        option("--jitter", type=duration, help="Start each run up to so long after its time.  [default: 0s]"),
+        option("--misfire", type=click.Choice(["once", "skip", "all"]),
+                help="Of times at which nobody was there, run the newest, none, or the newest --misfire-limit.  [default: once]"),
+        option("--misfire-limit", type=int, metavar="COUNT", help=f"Of --misfire all.  [default: {MISFIRE_MAX_DEFAULT}]"),
+        option("--grace", type=duration, help="How late a time may be and is not missed yet.  [default: 1m]"),
+        option("--overlap", type=click.Choice(["skip", "allow", "queue", "replace"]),
+                help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what "
+                "goes on.  [default: skip]"),
+        option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
     )  # fmt: skip
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> Any:
         fields = {name: given.pop(name) for name in Job._fields if name in given and name not in ("payload", "timeout")}
+        if fields["cron"] is None:
+            fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
         payload = _payload(given.pop("payload"), given.pop("payload_file"))
         retry = _retry(*(given.pop(name) for name in ("attempts", "retry_delays", "retry_factor", "retry_jitter")))
         return command(job=Job(payload=payload, retry=retry, timeout=given.pop("run_timeout"), **fields), **given)
@@ -108,6 +126,8 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
       duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
       duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
       duewheel schedule charge 7 --attempts 8 --retry-delay 2s --retry-factor 3 --retry-jitter 0.5
+      duewheel schedule close_books --job-id nightly --cron "30 2 * * *" --tz Europe/Berlin
+      duewheel schedule poll 7 --job-id feed-7 --every 90s --overlap queue
       duewheel schedule push '"breaking"' --expires-at 2030-01-31T18:00:00Z --run-timeout 10s --attempts 1
 
     Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it. Only with
@@ -117,6 +137,9 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
     `duewheel dead list --refused`.
 
     What is said here of attempts, waits and --run-timeout wins over what the task says of itself.
+
+    With --every, --every-after or --cron the job runs again and again, until it is cancelled or no time is left. Each run is a job of its
+    own, JOB_ID@ and its time in milliseconds; duewheel state JOB_ID names those that go on. docs/schedules.md has all the rules.
     """
     from duewheel.wiring import producing_client
 

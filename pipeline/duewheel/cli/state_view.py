@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
@@ -17,7 +17,10 @@ from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DEAD_RETENTION_MS
 from duewheel.core.model import Definition, Phase, Schedule, State
 from duewheel.core.past import Known, Past, Written
+from duewheel.core.run_ids import run_id
 from duewheel.core.store_audit import DEFINITION, STATE
+
+_RUNS_SHOWN_MAX: Final = 10
 
 
 class Seen(NamedTuple):
@@ -58,7 +61,11 @@ class Seen(NamedTuple):
             return due_ms
         if state["trail"] is not None and state["trail"]["wake_ms"]:
             return state["trail"]["wake_ms"]
-        return due_ms if state["phase"] == Phase.WAITING else 0
+        return due_ms if state["phase"] == Phase.WAITING and not self.recurs else 0
+
+    @property
+    def recurs(self) -> bool:
+        return self.definition is not None and self.definition["schedule"]["recurrence"] is not None
 
     @property
     def forgotten_from_ms(self) -> int:
@@ -95,16 +102,31 @@ def _phase_lines(seen: Seen) -> Iterator[str]:
         yield field("phase", "not known: compaction has removed what its state was then")
         return
     yield field("phase", click.style(phase, bold=True) + (_since(seen) if seen.current is not None else ", not dispatched yet"))
-    if state is not None:
+    if state is not None and seen.recurs and seen.current is not None:
+        yield from _run_lines(seen.past.job_id, state)
+    elif state is not None:
         older = "" if seen.current is not None else f", of generation {state['generation']}, which is {state['phase']}"
         crashes = f", {state['crashes']} of them took the worker along" if state["crashes"] else ""
         yield field("attempt", f"{state['attempt']}{crashes}, token {state['token']}{older}")
     if seen.wake_ms:
-        yield field("next", f"{moment(seen.wake_ms)}: {'its next attempt' if phase == Phase.WAITING else 'its lease ends'}")
+        what = "its next slot" if seen.recurs else "its next attempt" if phase == Phase.WAITING else "its lease ends"
+        yield field("next", f"{moment(seen.wake_ms)}: {what}")
     if seen.forgotten_from_ms:
         yield field("kept", f"until {moment(seen.forgotten_from_ms)}")
     if state is not None and state["trail"] is not None and state["trail"]["output"] is not None:
         yield field("output", printable(state["trail"]["output"].decode(errors="backslashreplace")))
+
+
+def _run_lines(job_id: str, state: State) -> Iterator[str]:
+    """Of a job that recurs: how many runs were handed out, and by which ids to ask for those that may go on."""
+    yield field("runs", f"{state['attempt']:,} handed out, each a job of its own")
+    trail = state["trail"]
+    if trail is None:
+        return
+    for slot_ms in trail["runs"][-_RUNS_SHOWN_MAX:]:
+        yield field("run", f"{printable(run_id(job_id, slot_ms))}, of {moment(slot_ms)}; it went on when it was looked at last")
+    if trail["queued_ms"]:
+        yield field("queued", f"{moment(trail['queued_ms'])}: it waits for the run before to end")
 
 
 def _since(seen: Seen) -> str:

@@ -138,8 +138,23 @@ class Client:
         timeout: timedelta | float | None = None,
         total_timeout: timedelta | float | None = None,
         crash_limit: int | None = None,
+        every: timedelta | float | None = None,
+        every_after: timedelta | float | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+        max_runs: int | None = None,
+        jitter: timedelta | float | None = None,
+        misfire: Literal["once", "skip", "all"] | None = None,
+        misfire_limit: int | None = None,
+        grace: timedelta | float | None = None,
+        overlap: Literal["skip", "allow", "queue", "replace"] | None = None,
+        overlap_limit: int | None = None,
     ) -> JobHandle:
         """Schedules one job, and returns when it is durable. The arguments are those of `Job`.
+
+        Each run of a job that recurs is a job of its own, under the id `<job_id>@<slot in milliseconds>`.
 
         Raises:
             RejectedJob: the job breaks a rule; nothing was sent.
@@ -147,8 +162,10 @@ class Client:
                 with the same `job_id` is safe; with "replace" it may define the job, and run it, once more.
             TopicMissing, EnvironmentFailure: it could not be stored.
         """
-        limits = (expires_at, retry, timeout, total_timeout, crash_limit)
-        job = Job(task, payload, at, delay, job_id, queue, headers, on_conflict, retention, *limits)
+        job = Job(
+            task, payload, at, delay, job_id, queue, headers, on_conflict, retention, expires_at, retry, timeout, total_timeout,
+            crash_limit, every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
+        )  # fmt: skip
         command = self._schedule(job)
         job_id, due_ms = command["job_id"], command["due_ms"]
         partition, offset = self._log.append(job_id.encode(), self._encode_schedule(command))

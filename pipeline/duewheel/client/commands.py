@@ -22,7 +22,19 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
-from duewheel.core.model import Cancel, Drop, Limits, OnConflict, Policy, Redrive, Schedule
+from duewheel.core.model import (
+    Cancel,
+    Drop,
+    Limits,
+    Misfire,
+    OnConflict,
+    Overlap,
+    Policy,
+    Recurrence,
+    RecurrenceKind,
+    Redrive,
+    Schedule,
+)
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 
@@ -38,6 +50,8 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
 _UNSAID: Final = RetryPolicy()
 _ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
+_MISFIRE: Final = {misfire.lower(): misfire.value for misfire in Misfire}
+_OVERLAP: Final = {overlap.lower(): overlap.value for overlap in Overlap}
 
 
 class Job(NamedTuple):
@@ -61,6 +75,21 @@ class Job(NamedTuple):
         total_timeout: how long all attempts together may take, from when the first one is handed out: a timedelta, or seconds. For ever
             by default.
         crash_limit: how many attempts may end because their worker vanished; with the last of them the run is dead. 3 by default.
+        every: run again and again, so long after one another: a timedelta, or seconds, of elapsed time. Beginning at `start`; or at `at`,
+            after `delay`, or at once. docs/schedules.md tells all of what follows.
+        every_after: the same, counted from the end of the run before.
+        cron: run as this cron line says: five fields, six with seconds before them, or a nickname as @daily.
+        tz: whose clocks the line means: an IANA name. UTC by default.
+        start: no slot lies before, and `every` counts from here: given as `at` is, and may have passed.
+        end: no slot lies at this time or later, given as `at` is.
+        max_runs: how many slots are run at most.
+        jitter: a run starts up to so long after its slot: a timedelta, or seconds.
+        misfire: what becomes of slots for which nobody was there: `once` runs the newest, `skip` none, `all` the newest `misfire_limit`.
+        misfire_limit: 10 by default.
+        grace: how late a slot may be and is not missed yet: a timedelta, or seconds. A minute by default.
+        overlap: what becomes of a slot while the run before goes on: `skip` leaves it out, `allow` runs up to `overlap_limit` at once,
+            `queue` lets it wait, `replace` cancels what goes on.
+        overlap_limit: 10 by default.
     """
 
     task: str
@@ -77,6 +106,23 @@ class Job(NamedTuple):
     timeout: timedelta | float | None = None
     total_timeout: timedelta | float | None = None
     crash_limit: int | None = None
+    every: timedelta | float | None = None
+    every_after: timedelta | float | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: datetime | int | None = None
+    end: datetime | int | None = None
+    max_runs: int | None = None
+    jitter: timedelta | float | None = None
+    misfire: Literal["once", "skip", "all"] | None = None
+    misfire_limit: int | None = None
+    grace: timedelta | float | None = None
+    overlap: Literal["skip", "allow", "queue", "replace"] | None = None
+    overlap_limit: int | None = None
+
+
+_ONCE_AT: Final = Job._fields.index("every")
+_ONCE: Final = (None,) * (len(Job._fields) - _ONCE_AT)
 
 
 def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Schedule:
@@ -98,7 +144,7 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Sch
         "retention_ms": RETENTION_MS_DEFAULT if job.retention is None else _span_ms(job.retention, "retention", Reason.BAD_RETENTION),
         "queue": job.queue,
         "limits": _limits(job),
-        "recurrence": None,
+        "recurrence": None if job[_ONCE_AT:] == _ONCE else _recurrence(job),
         "work": {
             "task": job.task,
             "content_type": content_type,
@@ -182,6 +228,71 @@ def _expires_ms(at: datetime | int) -> int:
     if isinstance(at, datetime):
         return _since_epoch(at, "expires_at", Reason.BAD_LIMITS) // _MILLISECOND
     return _whole_ms(at, "expires_at", Reason.BAD_LIMITS)
+
+
+# --- jobs that recur ---
+
+
+def _recurrence(job: Job) -> Recurrence:
+    kinds = {RecurrenceKind.EVERY: job.every, RecurrenceKind.EVERY_AFTER: job.every_after, RecurrenceKind.CRON: job.cron}
+    given = [kind for kind, value in kinds.items() if value is not None]
+    if len(given) != 1:
+        raise RejectedJob(
+            Reason.BAD_RECURRENCE,
+            f"every={job.every!r}, every_after={job.every_after!r}, cron={job.cron!r}: a job that recurs has exactly one of them; give "
+            "one, or nothing that belongs to it",
+        )
+    (kind,) = given
+    if kind != RecurrenceKind.CRON and job.tz is not None:
+        raise RejectedJob(Reason.BAD_ZONE, f"tz={job.tz!r} belongs to a cron line; intervals are elapsed time, in any zone: leave it out")
+    for limit, policy, name in ((job.misfire_limit, job.misfire, "misfire"), (job.overlap_limit, job.overlap, "overlap")):
+        if limit is not None and policy not in ("all", "allow"):
+            wanted = "all" if name == "misfire" else "allow"
+            raise RejectedJob(
+                Reason.BAD_RECURRENCE, f"{name}_limit={limit!r} belongs to {name}={wanted!r}, and {name} is {policy!r}; give that"
+            )
+    every = job.every if job.every_after is None else job.every_after
+    return {
+        "kind": kind.value,
+        "every_ms": 0 if every is None else _span_ms(every, kind.lower(), Reason.BAD_RECURRENCE),
+        "expression": job.cron or "",
+        "zone": "UTC" if job.tz is None else job.tz,
+        "start_ms": _moment_ms(job.start, "start"),
+        "end_ms": _moment_ms(job.end, "end"),
+        "runs_max": _count(job.max_runs, "max_runs"),
+        "jitter_ms": 0 if job.jitter is None else _span_ms(job.jitter, "jitter", Reason.BAD_RECURRENCE),
+        "misfire": _symbol(_MISFIRE, job.misfire, "misfire"),
+        "misfire_max": _count(job.misfire_limit, "misfire_limit"),
+        "grace_ms": 0 if job.grace is None else max(1, _span_ms(job.grace, "grace", Reason.BAD_RECURRENCE)),  # 0 is the default
+        "overlap": _symbol(_OVERLAP, job.overlap, "overlap"),
+        "overlap_max": _count(job.overlap_limit, "overlap_limit"),
+    }
+
+
+def _moment_ms(at: datetime | int | None, name: str) -> int:
+    if at is None:
+        return 0
+    if isinstance(at, datetime):
+        return _ceil_ms(_since_epoch(at, name, Reason.BAD_RECURRENCE))
+    return _whole_ms(at, name, Reason.BAD_RECURRENCE)
+
+
+def _count(count: int | None, name: str) -> int:
+    if count is None:
+        return 0
+    if type(count) is int and count > 0:  # in the record 0 is what was not said
+        return count
+    raise RejectedJob(Reason.BAD_RECURRENCE, f"{name}={count!r} is no count; give an int from 1, or leave it out")
+
+
+def _symbol(symbols: Mapping[str, str], choice: object, name: str) -> str:
+    if choice is None:
+        return next(iter(symbols.values()))
+    symbol = symbols.get(choice) if isinstance(choice, str) else None
+    if symbol is None:
+        known = ", ".join(repr(word) for word in symbols)
+        raise RejectedJob(Reason.BAD_RECURRENCE, f"{name}={choice!r} is unknown; it may be one of {known}")
+    return symbol
 
 
 # --- times ---

@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 
 from duewheel.core.differences import Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import OnConflict, Outcome, Phase, Progress, Result, Schedule, State
+from duewheel.core.model import OnConflict, Outcome, Phase, Progress, Recurrence, Result, Schedule, State
+from duewheel.core.run_ids import parse
 from duewheel.core.step import Defined
 
 # Different commands for one job that are held, so that its definition can be found among them. A producer that repeats one under
@@ -66,13 +67,18 @@ class Asked:
         complete: whether all of them are here.
         retention_ms, retention_ms_max: how long these ask to be kept, at least and at most; any of them may be the one that counts.
         expires_ms: when the first of them expires; 0 for none.
+        recurs: one of them asks for a job that recurs; `finishes`: and for one that comes to an end by itself.
     """
 
-    __slots__ = ("commands", "complete", "expires_ms", "offset", "replaced_at", "retention_ms", "retention_ms_max", "written_ms")
+    __slots__ = (
+        "commands", "complete", "expires_ms", "finishes", "offset", "recurs", "replaced_at", "retention_ms", "retention_ms_max",
+        "written_ms",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.commands: list[int] = []
         self.complete = True
+        self.recurs = self.finishes = False
         self.offset = self.replaced_at = -1
         self.written_ms = self.retention_ms = self.retention_ms_max = self.expires_ms = 0
 
@@ -96,12 +102,13 @@ class Job:
         failed_ms: the first word of a failure for good.
         dispatches: how many dispatch records bear its token.
         is_buried: there is a dead run of its token; `is_closed`: and it was closed before the cut.
+        recurrence: of its definition.
     """
 
     __slots__ = (
         "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "dispatches", "due_ms",
         "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried", "is_closed",
-        "is_dropped", "phase", "queue", "retention_ms", "said", "state", "state_generation", "token",
+        "is_dropped", "phase", "queue", "recurrence", "retention_ms", "said", "state", "state_generation", "token",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -113,6 +120,12 @@ class Job:
         self.queue = ""
         self.phase: str | None = None
         self.asked: Asked | None = None
+        self.recurrence: Recurrence | None = None
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether it is, or was asked to be, a job that recurs."""
+        return self.recurrence is not None or (self.asked is not None and self.asked.recurs)
 
     @property
     def is_governed(self) -> bool:
@@ -178,6 +191,7 @@ class Audit:
         limits = known.limits
         job.generation, job.due_ms, job.queue, job.retention_ms = known.generation, known.due_ms, known.queue, known.retention_ms
         job.expires_ms = 0 if limits is None else limits["expires_ms"]
+        job.recurrence = known.recurrence
         job.created_ms, job.defined_ms, job.command, job.definition = created_ms, written_ms, hash(known.command), digest
 
     def state(self, job_id: str, written_ms: int, state: State | None, digest: int) -> None:
@@ -231,6 +245,9 @@ class Audit:
         asked = job.asked
         if asked is None:
             asked = job.asked = Asked()
+        recurrence = record["recurrence"]
+        if recurrence is not None:
+            asked.recurs, asked.finishes = True, asked.finishes or bool(recurrence["runs_max"] or recurrence["end_ms"])
         if record["on_conflict"] == OnConflict.REPLACE:
             asked.commands, asked.replaced_at, asked.complete = [digest], offset, True
         elif digest not in asked.commands:
@@ -291,7 +308,7 @@ class Audit:
             self.find(Kind.EARLY, job_id, due_ms=row.slot_ms, dispatched_ms=row.dispatched_ms, **where)
         job = self.jobs.get(job_id)
         if job is None:
-            if self.since_ms.get("intake") == 0:
+            if self.since_ms.get("intake") == 0 and self.recurring(job_id) is None:
                 self.find(Kind.PHANTOM, job_id, what="dispatch", **where)
             return
         if token == job.token:
@@ -315,6 +332,12 @@ class Audit:
         job = self.jobs.get(job_id)
         if job is not None and before_cut and token == job.token:
             job.is_closed = True
+
+    def recurring(self, job_id: str) -> Job | None:
+        """The recurring job of which `job_id` names a run; None where it names none, or there is no such job."""
+        run = parse(job_id)
+        job = None if run is None else self.jobs.get(run.job_id)
+        return job if job is not None and job.has_runs else None
 
     def _job(self, job_id: str) -> Job:
         job = self.jobs.get(job_id)

@@ -41,6 +41,7 @@ from duewheel.core.limits import (
 )
 from duewheel.core.model import Cancel, Drop, Limits, OnConflict, Policy, Redrive, Schedule
 from duewheel.core.recurrence_rules import check_recurrence
+from duewheel.core.run_ids import SUFFIX_BYTES, parse
 from duewheel.core.topology import queue_fault
 from duewheel.core.wording import check_number, instant, refuse, remedy, show, utf8_bytes
 
@@ -72,6 +73,7 @@ def check_schedule(record: Schedule) -> None:
             job_id.isascii()
             and job_id.isprintable()
             and 0 < len(job_id) <= JOB_ID_BYTES_MAX
+            and ("@" not in job_id or parse(job_id) is None)
             and type(due_ms) is int
             and DUE_MS_MIN <= due_ms <= DUE_MS_MAX
             and type(payload) is bytes
@@ -86,18 +88,19 @@ def check_schedule(record: Schedule) -> None:
             and (not headers or _are_plain(headers))
             and (limits is None or _holds(_check_limits, limits, due_ms))
             and (policy is None or _holds(_check_policy, policy))
-            and (recurrence is None or _holds(check_recurrence, recurrence, due_ms))
+            and (recurrence is None or _holds(_check_recurring, job_id, recurrence, due_ms, limits))
         ):
             return
     except (AttributeError, TypeError):
         pass  # something is not of the type it should be; the rules say what
     _check_job_id(record["job_id"])
+    _check_no_run(record["job_id"])
     _check_due(record["due_ms"])
     _check_on_conflict(record["on_conflict"])
     _check_retention(record["retention_ms"])
     _check_queue(record["queue"])
     _check_limits(record["limits"], record["due_ms"])
-    check_recurrence(record["recurrence"], record["due_ms"])
+    _check_recurring(record["job_id"], record["recurrence"], record["due_ms"], record["limits"])
     work = record["work"]
     _check_task(work["task"])
     _check_content_type(work["content_type"])
@@ -157,6 +160,35 @@ def _check_name(thing: str, name: object, bytes_max: int, reason: Reason) -> Non
     control = _CONTROL.search(name)
     if control:
         refuse(reason, f"the {thing} {show(name)} has a control character, U+{ord(control[0]):04X}, at {control.start()}; leave it out")
+
+
+def _check_no_run(job_id: str) -> None:
+    run = parse(job_id)
+    if run is not None:
+        refuse(
+            Reason.BAD_JOB_ID,
+            f"the job id {show(job_id)} ends in @ and 13 digits, as only those of runs do, here the run of {show(run.job_id)} for the slot "
+            f"{run.slot_ms}; give another id. To cancel, redrive or drop a run its id is right",
+        )
+
+
+def _check_recurring(job_id: str, recurrence: object, due_ms: int, limits: Limits | None) -> None:
+    if recurrence is None:
+        return
+    check_recurrence(recurrence, due_ms)
+    size, size_max = len(job_id.encode()), JOB_ID_BYTES_MAX - SUFFIX_BYTES
+    if size > size_max:
+        refuse(
+            Reason.BAD_JOB_ID,
+            f"the job id {show(job_id)} has {size} bytes in UTF-8, at most {size_max} are allowed where a job recurs, since the ids of its "
+            f"runs are {SUFFIX_BYTES} bytes longer; shorten it",
+        )
+    if limits is not None and limits["expires_ms"]:
+        refuse(
+            Reason.BAD_LIMITS,
+            f"expires_ms {limits['expires_ms']} is one moment for all runs of a job that recurs; leave it out, and give the recurrence an "
+            "end_ms, or a misfire rule for slots that come too late",
+        )
 
 
 def _check_due(due_ms: object) -> None:

@@ -215,7 +215,7 @@ def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
         event=event,
         job_id=job_id,
         generation=state["generation"],
-        attempt=state["attempt"] or None,
+        attempt=state["attempt"] if state["token"] and state["attempt"] else None,  # without a token it counts a recurring job's runs
         token=state["token"] or None,
         due_ms=state["slot_ms"],
         wake_ms=(trail["wake_ms"] or None) if trail is not None and event is Happening.WAITING else None,

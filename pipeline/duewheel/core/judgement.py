@@ -9,6 +9,7 @@ times:
     every outcome              of the newest token that ends an attempt was obeyed
     every token                was dispatched, once, at or after the job's time
     every dead run             is a job that is dead, and the other way round
+    every run                  of a recurring job stands for one of its slots
 
 A log is kept for days, a job may live for years. Where the log that would answer does not reach back far enough, the question is counted
 as not judged; it is never answered in favour of the system. Nor is it answered where a command for the job could not be read: those are
@@ -24,7 +25,9 @@ from duewheel.core.audit import GOING_ON, SAID, Asked, Audit, Job
 from duewheel.core.differences import SKEW_MS, Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DEAD_RETENTION_MS, HOUR_MS
-from duewheel.core.model import Phase, Result
+from duewheel.core.model import Overlap, Phase, RecurrenceKind, Result
+from duewheel.core.recurrence import jittered_ms, next_slot_ms
+from duewheel.core.run_ids import RunId, parse
 
 # A producer's clock says when a command was made. It lies on the intake if the intake reaches back to this much before that.
 _PRODUCER_SKEW_MS: Final = HOUR_MS
@@ -68,7 +71,10 @@ def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
     facts: dict[str, Fact] = {"generation": job.generation, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
     if job.has_unread or (asked is not None and job.command in asked.commands):
         return
-    if asked is not None and not asked.complete:
+    run = parse(job_id)
+    if asked is None and run is not None:
+        _judge_run(audit, job_id, job, run)
+    elif asked is not None and not asked.complete:
         audit.pass_over(Unjudged.REPEATED)
     elif asked is not None and asked.replaced_at >= 0:
         audit.find(Kind.NOT_REPLACED, job_id, offset=asked.replaced_at, **facts)
@@ -78,9 +84,32 @@ def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
         audit.pass_over(Unjudged.INTAKE)
 
 
+def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
+    """Nobody asks for a run: its recurring job hands it out for one of its slots."""
+    facts: dict[str, Fact] = {"slot_ms": run.slot_ms, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
+    recurring = audit.recurring(job_id)
+    if recurring is None:
+        if audit.since_ms.get("intake") == 0:
+            audit.find(Kind.PHANTOM, job_id, what="run", **facts)
+        else:
+            audit.pass_over(Unjudged.INTAKE)
+        return
+    recurrence = recurring.recurrence
+    if recurrence is None or not recurring.generation or job.defined_ms <= recurring.defined_ms:
+        return  # of a generation that is gone: when it was due nobody knows any more
+    is_slot = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or (
+        next_slot_ms(recurrence, recurring.due_ms, run.slot_ms - 1) == run.slot_ms
+    )
+    if not is_slot or job.due_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
+        audit.find(Kind.PHANTOM, job_id, what="slot", **facts)
+
+
 def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: int) -> None:
     """A job that somebody asked for is not known. Either it was over for long enough, or it is lost."""
     if job.has_unread or (job.is_dropped and job.failed_ms):
+        return
+    if asked.finishes:
+        audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself leaves no outcome that says when
         return
     gone_ms = job.gone_ms or now_ms
     facts: dict[str, Fact] = {"offset": asked.offset, "acknowledged_ms": asked.written_ms, "gone_ms": job.gone_ms or None}
@@ -140,7 +169,7 @@ def _judge_state(audit: Audit, job_id: str, job: Job) -> None:
 def _judge_dispatches(audit: Audit, job_id: str, job: Job) -> None:
     if job.dispatches > 1:
         audit.find(Kind.DISPATCHED_TWICE, job_id, token=job.token, count=job.dispatches)
-    if job.dispatches or not job.attempt or not job.is_governed:
+    if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None:
         return
     made_ms = job.changed_ms if job.phase == Phase.DISPATCHED else job.defined_ms
     if _reaches(audit, f"dispatch {job.queue}", made_ms):
@@ -153,6 +182,9 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
     if job.phase == Phase.FAILED:
         _judge_death(audit, job_id, job)
         return
+    if job.recurrence is not None and job.is_governed and job.phase == Phase.SUCCEEDED:
+        _judge_finished(audit, job_id, job)
+        return
     if job.said & SAID[Result(job.phase or "")]:  # an end bears the name of the outcome that brings it about
         return
     if job.phase == Phase.EXPIRED and (not job.is_governed or 0 < job.expires_ms <= job.changed_ms):
@@ -160,6 +192,8 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
     if job.phase == Phase.CANCELLED:
         if job.cancelled_ms or job.has_unread or not job.is_governed:
             return  # of an older generation: the newer one took its place
+        if parse(job_id) is not None and _may_be_replaced(audit, job_id):
+            return
         if not _reaches(audit, "intake", job.defined_ms):
             audit.pass_over(Unjudged.INTAKE)
             return
@@ -167,6 +201,24 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
     else:
         audit.pass_over(Unjudged.OUTCOMES)
+
+
+def _judge_finished(audit: Audit, job_id: str, job: Job) -> None:
+    """A recurring job is over when no slot is left."""
+    recurrence = job.recurrence
+    assert recurrence is not None
+    has_all_runs = 0 < recurrence["runs_max"] <= job.attempt
+    if not has_all_runs and next_slot_ms(recurrence, job.due_ms, job.changed_ms):
+        audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
+
+
+def _may_be_replaced(audit: Audit, job_id: str) -> bool:
+    """Whether a run may have been cancelled in favour of the next one."""
+    recurring = audit.recurring(job_id)
+    if recurring is None or recurring.generation != 1 or recurring.recurrence is None:
+        audit.pass_over(Unjudged.STATE)  # of a definition that is gone nobody knows what it said of overlaps
+        return True
+    return recurring.recurrence["overlap"] == Overlap.REPLACE
 
 
 def _judge_death(audit: Audit, job_id: str, job: Job) -> None:

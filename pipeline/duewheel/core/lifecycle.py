@@ -27,6 +27,9 @@ Four events are the owner's own second thoughts. A job may ask for an attempt wh
 start is over, EXHAUSTED that the crash limit or the time for all attempts is used up, REPLACED that the job was redefined meanwhile. And a
 dispatch may have nowhere to go: PARKED says that its queue cannot take it just now. A redefined job begins anew: its newest generation is
 WAITING, whatever became of the one before.
+
+A recurring job is never dispatched, since each of its runs is a job of its own, which goes this way. It is WAITING until its last slot is
+past: FINISHED.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class Event(StrEnum):
     REPLACED = "REPLACED"
     PARKED = "PARKED"
     REDRIVE = "REDRIVE"
+    FINISHED = "FINISHED"  # of a recurring job: no slot is left
 
 
 # What happens to a dispatch, whether or not its worker has said that it started.
@@ -90,6 +94,7 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.TOO_LATE): Phase.EXPIRED,
     (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
+    (Phase.WAITING, Event.FINISHED): Phase.SUCCEEDED,
     **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},
     **{(Phase.RUNNING, event): after for event, after in _HANDED_OUT.items()},
     (Phase.RUNNING, Event.LEASE_EXPIRED): Phase.DISPATCHED,

@@ -97,7 +97,7 @@ ZONE_BYTES_MAX: Final = 64
 EVERY_MS_MIN: Final = SECOND_MS
 EVERY_MS_MAX: Final = 10 * 365 * DAY_MS
 JITTER_MS_MAX: Final = DAY_MS
-RUNS_MAX: Final = 1_000_000_000_000
+RUNS_MAX: Final = 2_000_000_000  # 63 years of a run a second; they are counted in 32 bits
 
 # Missed slots. Those that are late by less than the grace run as if nothing had been; a processor that is replaced takes a few seconds.
 GRACE_MS_DEFAULT: Final = MINUTE_MS
@@ -110,6 +110,9 @@ SLOTS_COUNTED_MAX: Final = 100
 
 OVERLAP_MAX_DEFAULT: Final = 10
 OVERLAP_MAX: Final = 1_000
+# How many runs that are not over are remembered with a recurring job, at 6 bytes each, and looked up at each slot, at 5 us. More than may
+# overlap there are only where replaced ones do not end.
+RUNS_KEPT_MAX: Final = OVERLAP_MAX
 
 # A run that ends because its worker vanished, three times, most likely makes it vanish. The last of these executions is watched.
 CRASHES_MAX_DEFAULT: Final = 3

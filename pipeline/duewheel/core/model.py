@@ -179,6 +179,8 @@ class Trail(TypedDict):
     first_ms: int
     output: bytes | None
     endings: list[Ending]
+    runs: list[int]
+    queued_ms: int
 
 
 class State(TypedDict):

@@ -22,6 +22,11 @@ attempt starts too late, how long all of them may take, how many may end because
 silent. A lease that is over is not yet a run that is silent: its word may lie unread in the outcomes. So nobody is given up before the
 outcomes were read up to where they ended after the lease was over (`heard_ms`), by an owner that was there to listen all that time.
 
+A job that recurs is never dispatched. When a slot of it fires, the step defines a job that runs once (`core.run_ids`), to which all of this
+applies; which slots fire, `core.overlap` decides. It needs to know which runs are not over: their slots are kept with the recurring job's
+state and looked up at each slot, so that most runs end without touching it. Only where it waits for an end does the run's last state move
+it too.
+
 Jobs without limits that succeed at once take the short ways here, and those must stay short.
 """
 
@@ -34,7 +39,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from duewheel.core import errors
 from duewheel.core import trail as trails
-from duewheel.core.errors import IllegalTransition, RejectedJob
+from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
@@ -44,6 +49,7 @@ from duewheel.core.limits import (
     ERROR_TYPE_CHARS_MAX,
     LEASE_RECHECK_MS,
     PARKED_MS,
+    RUNS_KEPT_MAX,
 )
 from duewheel.core.model import (
     Cancel,
@@ -55,6 +61,8 @@ from duewheel.core.model import (
     OnConflict,
     Outcome,
     Phase,
+    Recurrence,
+    RecurrenceKind,
     Redrive,
     Schedule,
     State,
@@ -62,6 +70,9 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
+from duewheel.core.overlap import Look, after_end, look
+from duewheel.core.recurrence import first_slot_ms, jittered_ms
+from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
 
 
@@ -75,6 +86,7 @@ class Defined(NamedTuple):
     limits: Limits | None
     work: bytes
     command: bytes
+    recurrence: Recurrence | None = None
 
 
 class Dispatching(NamedTuple):
@@ -130,7 +142,7 @@ def timer_ms(known: Defined, state: State | None) -> int:
     trail = state["trail"]
     if trail is not None and trail["wake_ms"]:
         return trail["wake_ms"]
-    return known.due_ms if state["phase"] == Phase.WAITING else 0
+    return known.due_ms if state["phase"] == Phase.WAITING and known.recurrence is None else 0
 
 
 def retention_ms(known: Defined, state: State) -> int:
@@ -152,6 +164,9 @@ class Counts:
         stale: outcomes under a token that is not the newest.
         corrupt: outcomes under a token that nobody was given.
         illegal: events that the lifecycle does not list, such as the same outcome once more.
+        slots_fired: slots of recurring jobs that runs were handed out for.
+        slots_missed, slots_overlapped: those that were left out because they came too late, or because others were still going on. Of a
+            cron line that was away for long, `SLOTS_COUNTED_MAX` missed ones stand for so many or more.
         late_ms_max: how much later than due a first attempt was dispatched, at most.
     """
 
@@ -182,6 +197,9 @@ class Counts:
     illegal: int = 0
     forgotten: int = 0
     parked: int = 0
+    slots_fired: int = 0
+    slots_missed: int = 0
+    slots_overlapped: int = 0
     late_ms_max: int = 0
 
     def add(self, other: Counts) -> None:
@@ -194,6 +212,21 @@ class Counts:
 
 # Of an ending's numbers and of an average error in it; what a state of many endings adds to a transaction.
 _ENDING_BYTES: Final = 200
+# Of a run that is handed out, beside its command and work: its two states, its ids.
+_RUN_BYTES: Final = 300
+_SLOT_BYTES: Final = 6
+
+
+class SpliceSchedule(Protocol):
+    """The encoded Schedule of a job that runs once, around encoded work: as in `ports.Codec`."""
+
+    def __call__(
+        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+    ) -> bytes: ...
+
+
+def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
+    raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
 
 
 @dataclass(slots=True)
@@ -210,6 +243,7 @@ class Step:
             job that was due when it was made is dispatched at once: any cancel of it came too late already.
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
         listening_ms: since when the owner has taken in outcomes without interruption.
+        splice_schedule: encodes the definition of a recurring job's run.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
@@ -218,6 +252,7 @@ class Step:
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
+        left_out: recurring jobs of which slots were left out.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
         size_bytes: of what may be large in all of this: commands, work, errors, results and how attempts ended.
     """
@@ -230,6 +265,7 @@ class Step:
     has_queue: Callable[[str], bool] = field(default=lambda queue: True)
     heard_ms: int = 0
     listening_ms: int = 0
+    splice_schedule: SpliceSchedule = _cannot_splice
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
@@ -241,6 +277,7 @@ class Step:
     deaths: list[Death] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
+    left_out: dict[str, None] = field(default_factory=dict)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
@@ -264,17 +301,23 @@ class Step:
                 return
             generation = known.generation + 1
             self._replace(job_id, known)
-        due_ms = record["due_ms"]
+        due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
-        self.definitions[job_id] = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command)
+        defined = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence)
+        self.definitions[job_id] = defined
         self.counts.scheduled += 1
-        if due_ms <= self.now_ms and (not self.catching_up or due_ms <= record["created_ms"]):
+        if recurrence is not None:
+            self._recur(job_id, defined, recurrence)
+        elif due_ms <= self.now_ms and (not self.catching_up or due_ms <= record["created_ms"]):
             self._due[job_id] = None
         else:
             self.timers_set[timer_key(due_ms, job_id)] = None
 
     def cancel(self, record: Cancel) -> None:
-        """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told."""
+        """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told.
+
+        A job that recurs hands out no more runs then; those that go on are not touched.
+        """
         job_id = record["job_id"]
         known = self._defined(job_id)
         if known is None:
@@ -290,11 +333,17 @@ class Step:
             self._unset_timer(known.due_ms, job_id)
             self._due.pop(job_id, None)
             self.counts.cancelled += 1
-            self._move(job_id, state, after, trails.carried(state["trail"]))
+            # Of a recurring job its runs stay known: defined anew, it must not overlap with them.
+            trail = trails.carried(state["trail"]) if known.recurrence is None else trails.recurring(0, trails.runs_of(state))
+            self._move(job_id, state, after, trail)
         else:
             self.counts.cancels_late += 1
-            self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
-            self._move(job_id, state, after, state["trail"])
+            self._stop(job_id, known, state)
+
+    def _stop(self, job_id: str, known: Defined, state: State) -> None:
+        """Lets a dispatched job not be dispatched again, and its worker know."""
+        self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
+        self._move(job_id, state, Phase.CANCELLING, state["trail"])
 
     def redrive(self, record: Redrive) -> None:
         """Runs a dead run again, with fresh attempts, if it is still dead with the token that the command names.
@@ -321,6 +370,7 @@ class Step:
         self.closings.append(Closed(job_id, state["token"], Closing.REDRIVEN))
         trail = trails.begun(state["trail"], 0)
         waiting = self._move(job_id, state, after, trail, attempt=0, crashes=0)
+        self._lives_again(job_id)
         self._attempt(job_id, known, waiting, 1, 0, trail)
 
     def drop(self, record: Drop) -> None:
@@ -379,6 +429,8 @@ class Step:
         output = record["output"]
         if output is None and trail is None and record["error"] is None and state["trail"] is None:  # as most runs end
             self.states[job_id] = {**state, "phase": after, "changed_ms": self.now_ms, "error": None}
+            if "@" in job_id:
+                self._ended(job_id)
             return
         if output is not None:
             output = trails.output_of(record) if after is Phase.SUCCEEDED else None
@@ -480,7 +532,9 @@ class Step:
             if known is None:
                 continue
             state = self._state(job_id)
-            if state is not None and state["generation"] == known.generation:
+            if known.recurrence is not None:
+                self._look(job_id, known, known.recurrence, self._current(job_id, known), size_bytes_max)
+            elif state is not None and state["generation"] == known.generation:
                 self._wake(job_id, known, state)
             elif known.due_ms <= self.now_ms:
                 self._first(job_id, known)
@@ -510,6 +564,128 @@ class Step:
             return
         self.must_listen = self.must_listen or wake_ms > self.heard_ms
         self.timers_set[timer_key(max(self.now_ms + LEASE_RECHECK_MS, heard_out_ms), job_id)] = None
+
+    # --- recurring jobs ---
+
+    def _recur(self, job_id: str, known: Defined, recurrence: Recurrence) -> None:
+        """Lets a job wait for its first slot. The runs of an earlier generation, which may go on, are those of this one too."""
+        before, waiting = self._state(job_id), self._current(job_id, known)
+        waiting["slot_ms"] = first_ms = first_slot_ms(recurrence, known.due_ms)
+        self._await(job_id, waiting, first_ms, trails.runs_of(before))
+
+    def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> None:
+        """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one."""
+        trail = state["trail"]
+        if trail is None or state["phase"] != Phase.WAITING or not 0 < trail["wake_ms"] <= self.now_ms:
+            return
+        queued_ms, slot_ms, handed_out = trail["queued_ms"], state["slot_ms"], state["attempt"]
+        going = self._going(job_id, trail["runs"])
+        found = look(
+            recurrence,
+            known.due_ms,
+            pending_ms=0 if queued_ms == slot_ms else slot_ms,
+            queued_ms=queued_ms,
+            going=going,
+            handed_out=handed_out,
+            now_ms=self.now_ms,
+            fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
+        )
+        self._count(job_id, found)
+        runs = [*going, *found.fire][-RUNS_KEPT_MAX:]
+        slot_ms = found.pending_ms or found.queued_ms or max(slot_ms, *found.fire, 0)
+        changes: Any = {"slot_ms": slot_ms, "attempt": handed_out + len(found.fire)}
+        self._await(job_id, state, found.wake_ms, runs, found.queued_ms, is_finished=found.is_finished, **changes)
+        for fired_ms in found.fire:
+            self._hand_out(run_id(job_id, fired_ms), known, fired_ms, jittered_ms(recurrence, job_id, fired_ms))
+        for replaced_ms in found.replaced:
+            self._replace_run(run_id(job_id, replaced_ms))
+        self._resume(job_id, known, recurrence)  # where all of these runs are over already
+
+    def _count(self, job_id: str, found: Look) -> None:
+        self.counts.slots_fired += len(found.fire)
+        self.counts.slots_missed += found.missed
+        self.counts.slots_overlapped += found.overlapped
+        if found.missed or found.overlapped:
+            self.left_out[job_id] = None
+
+    def _await(
+        self, job_id: str, state: State, wake_ms: int, runs: list[int], queued_ms: int = 0, *, is_finished: bool = False, **changes: Any
+    ) -> None:
+        """Writes when a recurring job is to be looked at next."""
+        after = follow(state["phase"], Event.FINISHED) if is_finished else Phase.WAITING
+        self._move(job_id, state, after, trails.recurring(wake_ms, runs, queued_ms), **changes)
+
+    def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int) -> None:
+        """Defines the run of a slot, once for ever: a job that is defined anew may come to the same slot again."""
+        if self._defined(job_id) is not None:
+            self.counts.duplicates += 1
+            return
+        command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
+        self.size_bytes += len(command) + _RUN_BYTES
+        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command)
+        self.definitions[job_id] = run
+        if due_ms <= self.now_ms:
+            self._first(job_id, run)
+        else:
+            self.timers_set[timer_key(due_ms, job_id)] = None
+
+    def _replace_run(self, job_id: str) -> None:
+        """Cancels a run in favour of the next one."""
+        known = self._defined(job_id)
+        if known is None:
+            return
+        state = self._current(job_id, known)
+        if state["phase"] == Phase.WAITING:
+            self._unset_timer(known.due_ms, job_id)
+            self.counts.cancelled += 1
+            self._move(job_id, state, follow(state["phase"], Event.CANCEL), trails.carried(state["trail"]))
+        elif state["phase"] != Phase.CANCELLING:
+            self._stop(job_id, known, state)
+
+    def _going(self, job_id: str, runs: list[int]) -> list[int]:
+        """Those of a recurring job's slots whose runs are not over."""
+        return [slot_ms for slot_ms in runs if self._goes_on(run_id(job_id, slot_ms))]
+
+    def _goes_on(self, job_id: str) -> bool:
+        known = self._defined(job_id)
+        return known is not None and self._current(job_id, known)["phase"] not in TERMINAL
+
+    def _ended(self, job_id: str) -> None:
+        """Tells a recurring job that a run of it is over."""
+        run = parse(job_id)
+        if run is None:
+            return
+        known = self._defined(run.job_id)
+        if known is not None and known.recurrence is not None:
+            self._resume(run.job_id, known, known.recurrence)
+
+    def _resume(self, job_id: str, known: Defined, recurrence: Recurrence) -> None:
+        """Lets a recurring job that waits for what goes on look for its next slot, if nothing does any more."""
+        state = self._current(job_id, known)
+        trail = state["trail"]
+        if trail is None or state["phase"] != Phase.WAITING:
+            return
+        queued_ms, slot_ms = trail["queued_ms"], state["slot_ms"]
+        if not queued_ms and trail["wake_ms"]:
+            return  # it waits for a time
+        if self._going(job_id, trail["runs"]):
+            return
+        wake_ms = after_end(recurrence, known.due_ms, queued_ms, self.now_ms)
+        if recurrence["kind"] == RecurrenceKind.EVERY_AFTER and not queued_ms:
+            slot_ms = wake_ms or slot_ms
+        self._await(job_id, state, wake_ms, [], queued_ms, is_finished=not wake_ms, slot_ms=slot_ms)
+
+    def _lives_again(self, job_id: str) -> None:
+        """Lets a recurring job know that a run of it, which was dead, goes on."""
+        run = parse(job_id)
+        known = None if run is None else self._defined(run.job_id)
+        if run is None or known is None or known.recurrence is None:
+            return
+        state = self._current(run.job_id, known)
+        trail = state["trail"]
+        if trail is not None and state["phase"] == Phase.WAITING and run.slot_ms not in trail["runs"]:
+            runs = sorted((*trail["runs"], run.slot_ms))[-RUNS_KEPT_MAX:]
+            self._await(run.job_id, state, trail["wake_ms"], runs, trail["queued_ms"])
 
     # --- attempts ---
 
@@ -694,11 +870,13 @@ class Step:
         if changes:
             moved.update(changes)  # type: ignore[typeddict-item]
         self.states[job_id] = moved
+        if after in TERMINAL and "@" in job_id:
+            self._ended(job_id)
         return moved
 
     def _weigh(self, trail: Trail) -> None:
         output = trail["output"]
-        self.size_bytes += len(trail["endings"]) * _ENDING_BYTES + (0 if output is None else len(output))
+        self.size_bytes += len(trail["endings"]) * _ENDING_BYTES + len(trail["runs"]) * _SLOT_BYTES + (0 if output is None else len(output))
 
     def _unset_wake(self, job_id: str, state: State) -> None:
         """Takes out the timer of a state. One of an older generation has none, and the newest may have its own at the same moment."""

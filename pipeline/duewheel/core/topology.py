@@ -1,7 +1,8 @@
 """Names of topics and groups, and who owns which job id.
 
 Everything hangs on one prefix, `duewheel` by default, so that several installations can share a cluster. The partition of a job is
-Kafka's own murmur2 of its id, so that a Java, Go or Python producer (or kcat with `partitioner=murmur2_random`) finds it too.
+Kafka's own murmur2 of its id, so that a Java, Go or Python producer (or kcat with `partitioner=murmur2_random`) finds it too. Runs of a
+recurring job lie where that job lies (`core.run_ids`); what such a producer sends about a run may land astray, and is forwarded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from duewheel.core.limits import QUEUE_CHARS_MAX
+from duewheel.core.run_ids import home
 
 PREFIX_DEFAULT: Final = "duewheel"
 PARTITIONS_DEFAULT: Final = 16
@@ -96,5 +98,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition, 0 to `partitions` - 1, that Kafka's default partitioner gives a record with this key."""
-    return (murmur2(key) & 0x7FFFFFFF) % partitions
+    """The timer partition, 0 to `partitions` - 1, of a key: what Kafka's default partitioner gives it, or the recurring job of a run."""
+    return (murmur2(home(key)) & 0x7FFFFFFF) % partitions

@@ -31,7 +31,7 @@ def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output:
     first_ms, endings = (0, _NONE) if trail is None else (trail["first_ms"], trail["endings"])
     if not (wake_ms or lease_ms or first_ms or endings or output is not None):
         return None
-    return {"wake_ms": wake_ms, "lease_ms": lease_ms, "first_ms": first_ms, "output": output, "endings": endings}
+    return _trail(wake_ms, lease_ms, first_ms, output, endings)
 
 
 def begun(trail: Trail | None, first_ms: int) -> Trail | None:
@@ -39,7 +39,7 @@ def begun(trail: Trail | None, first_ms: int) -> Trail | None:
     endings = _NONE if trail is None else trail["endings"]
     if not (first_ms or endings):
         return None
-    return {"wake_ms": 0, "lease_ms": 0, "first_ms": first_ms, "output": None, "endings": endings}
+    return _trail(0, 0, first_ms, None, endings)
 
 
 def ended(trail: Trail | None, ending: Ending) -> Trail:
@@ -47,7 +47,29 @@ def ended(trail: Trail | None, ending: Ending) -> Trail:
     first_ms, endings = (0, _NONE) if trail is None else (trail["first_ms"], trail["endings"])
     if len(endings) >= ENDINGS_MAX:
         endings = [endings[0], *endings[2 - ENDINGS_MAX :]]
-    return {"wake_ms": 0, "lease_ms": 0, "first_ms": first_ms, "output": None, "endings": [*endings, ending]}
+    return _trail(0, 0, first_ms, None, [*endings, ending])
+
+
+def recurring(wake_ms: int, runs: list[int], queued_ms: int = 0) -> Trail:
+    """The trail of a recurring job: when to look at it, which of its runs may go on, and which slot waits for these."""
+    return {**_trail(wake_ms, 0, 0, None, _NONE), "runs": runs, "queued_ms": queued_ms}
+
+
+def runs_of(state: State | None) -> list[int]:
+    """Slots of a recurring job's runs that may go on."""
+    return _NO_RUNS if state is None or state["trail"] is None else state["trail"]["runs"]
+
+
+def _trail(wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, endings: list[Ending]) -> Trail:
+    return {
+        "wake_ms": wake_ms,
+        "lease_ms": lease_ms,
+        "first_ms": first_ms,
+        "output": output,
+        "endings": endings,
+        "runs": _NO_RUNS,
+        "queued_ms": 0,
+    }
 
 
 def ending_told(state: State, record: Outcome) -> Ending:
@@ -127,3 +149,4 @@ def output_of(record: Outcome) -> bytes | None:
 
 
 _NONE: Final[list[Ending]] = []
+_NO_RUNS: Final[list[int]] = []

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeAlias
 from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
 from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
-from duewheel.core.model import Schedule
 from duewheel.core.refusals import Refusal, portable_headers, refuse
 from duewheel.ports import Codec, Record
 
@@ -31,16 +30,9 @@ class Kind(IntEnum):
     REFUSE = 5
 
 
-def _check_runnable(record: Schedule) -> None:
-    """As `check_schedule`; and no job may recur yet: to run it once, as if it did not, would be worse than to say so."""
-    check_schedule(record)
-    if record["recurrence"] is not None:
-        raise RejectedJob(Reason.NOT_SUPPORTED, "the job recurs, which this version cannot do; schedule each run as a job of its own")
-
-
 # By the word of `Codec.decode_command`.
 _RULES: Final[dict[str, tuple[Kind, Callable[[Any], None]]]] = {
-    "schedule": (Kind.SCHEDULE, _check_runnable),
+    "schedule": (Kind.SCHEDULE, check_schedule),
     "cancel": (Kind.CANCEL, check_cancel),
     "redrive": (Kind.REDRIVE, check_redrive),
     "drop": (Kind.DROP, check_drop),

@@ -222,7 +222,17 @@ class Partition:
         catching_up = self.stage < Stage.ACTIVE
         # A wall clock that stepped back must not make an old ear answer for a new lease, nor make anybody wait until it is back.
         self._heard_ms, self._listening_ms = min(self._heard_ms, now_ms), min(self._listening_ms, now_ms)
-        return Step(self, self.number, self.token, now_ms, catching_up, has_queue, self._heard_ms, self._listening_ms)
+        return Step(
+            self,
+            self.number,
+            self.token,
+            now_ms,
+            catching_up,
+            has_queue,
+            self._heard_ms,
+            self._listening_ms,
+            self._codec.splice_schedule,
+        )
 
     def changes(self, step: Step, intake_offset: int, outcomes_offset: int) -> list[tuple[bytes, bytes | None]]:
         """The changelog records of a step, the progress last."""

@@ -82,6 +82,7 @@ _ASK_WATERMARKS_EVERY_MS: Final = 100
 _STALLED_MS: Final = 2_000  # a turn is bounded to a tenth of it, but for a broker that does not answer
 _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
+_JOBS_NAMED_MAX: Final = 10
 
 
 @dataclass(slots=True)
@@ -162,6 +163,7 @@ class Processor:
         self._pending: tuple[PendingCommit, Sequence[_Batch]] | None = None
         self._failure: TransactionAborted | TransactionUnknown | StoreDamaged | None = None
         self._counts = Counts()
+        self._left_out: dict[str, None] = {}
         self._sleep = sleep
         self._broker_timeout_ms = broker_timeout_ms
         # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
@@ -330,6 +332,8 @@ class Processor:
         self._records_max = min(BATCH_RECORDS_MAX, 2 * self._records_max)
         for batch in batches:
             self._counts.add(batch.step.counts)
+            if batch.step.left_out and len(self._left_out) < _JOBS_NAMED_MAX:
+                self._left_out |= batch.step.left_out
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
         damage = None
         for batch in batches:
@@ -614,6 +618,9 @@ class Processor:
             counts, self._counts = self._counts, Counts()
             if counts != Counts():
                 log.info("processor.report", **dataclasses.asdict(counts))
+            if self._left_out:
+                jobs, self._left_out = list(self._left_out)[:_JOBS_NAMED_MAX], {}
+                log.warning("processor.slots_left_out", missed=counts.slots_missed, overlapped=counts.slots_overlapped, jobs=jobs)
 
     def _mark(self, partitions: Sequence[Partition], metadata: str, now_ms: int) -> None:
         """Lets the stores know how far they have come, and writes `metadata` beside the committed offsets. No transaction of ours is open.

@@ -32,8 +32,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, get_type_hints
 
-from duewheel.core.errors import BadConfiguration
-from duewheel.core.model import Limits
+from duewheel.core.errors import BadConfiguration, RejectedJob
+from duewheel.core.limits import DUE_MS_MIN
+from duewheel.core.model import Limits, Recurrence
+from duewheel.core.recurrence_rules import check_recurrence
 
 # --- what producers ask for. Every call is written down before it is made, and has a name of its own in the whole history
 
@@ -44,6 +46,7 @@ class EnqueueInvoked(NamedTuple):
     Attributes:
         created_ms: as in the command. Tells commands for the same job and time apart; so it must be given where a job id is used twice.
         replaces: whether it is to redefine a job that is known.
+        recurrence: where it is to run again and again. Its runs are told as jobs of their own, that nobody asks for.
     """
 
     at_ms: int
@@ -53,6 +56,7 @@ class EnqueueInvoked(NamedTuple):
     created_ms: int = 0
     limits: Limits | None = None
     replaces: bool = False
+    recurrence: Recurrence | None = None
 
 
 class CancelInvoked(NamedTuple):
@@ -115,6 +119,7 @@ class Defined(NamedTuple):
     generation: int
     due_ms: int
     created_ms: int = 0
+    recurrence: Recurrence | None = None
 
 
 class StateWritten(NamedTuple):
@@ -439,6 +444,15 @@ def _is_limits(value: Any) -> bool:
     return type(value) is dict and value.keys() == Limits.__annotations__.keys() and all(map(_is_integer, value.values()))
 
 
+def _is_recurrence(value: Any) -> bool:
+    """Whether it keeps the rules, as those who judge by it rely on."""
+    try:
+        check_recurrence(value, DUE_MS_MIN)
+    except RejectedJob:
+        return False
+    return True
+
+
 def _is_tellable(value: Any, levels: int = SNAPSHOT_LEVELS_MAX) -> bool:
     """Whether something that JSON can tell is not too deep, and has no lone surrogates, which nobody can print."""
     if type(value) is dict:
@@ -454,6 +468,7 @@ _TYPES: Final[dict[Any, tuple[Callable[[Any], bool], str]]] = {
     str: (_is_text, "a text without lone surrogates"),
     str | None: (lambda value: value is None or _is_text(value), "a text without lone surrogates, or null"),
     Limits | None: (lambda value: value is None or _is_limits(value), f"null, or {', '.join(Limits.__annotations__)} and nothing else"),
+    Recurrence | None: (_is_recurrence, "null, or a recurrence that keeps the rules (core/recurrence_rules.py)"),
     Mapping[str, Any]: (
         lambda value: type(value) is dict and _is_tellable(value),
         f"an object of at most {SNAPSHOT_LEVELS_MAX} levels, without lone surrogates in texts",

@@ -8,10 +8,11 @@ from random import Random
 from typing import Any, Final
 
 from duewheel.core.errors import BadConfiguration
-from duewheel.proof.history import EVENTS, from_line, to_line
+from duewheel.proof.history import EVENTS, Defined, EnqueueInvoked, from_line, to_line
 from duewheel.proof.report import judge
 from tests.faithful import Faithful
 from tests.fuzz.target import Target, agree, demand
+from tests.recurring import cron
 
 _OF_EACH_KIND: Final = 5
 # Of the faithful history none tells these.
@@ -20,6 +21,8 @@ _OTHERS: Final = (
     b'{"event":"Stopped","at_ms":1790000000000}',
     b'{"event":"EnqueueInvoked","at_ms":10,"call":"c","job_id":"a","due_ms":9,"limits":'
     b'{"expires_ms":0,"total_timeout_ms":1,"crashes_max":2},"replaces":true}',
+    to_line(EnqueueInvoked(10, "c", "r", 9, 8, recurrence=cron("0 9 * * mon", "Europe/Berlin"))).encode(),
+    to_line(Defined(10, 0, 4, "r@1790000000000", 1, 1_790_000_000_000)).encode(),
     b'{"event":"DeadLettered","at_ms":1,"topic":"t","partition":0,"offset":5,"reason":"r","job_id":null}',
     b'{"event":"Snapshot","at_ms":1,"moment":"end","partition":0,"witness":"store","jobs":{"a":{"b":[1,2.5,null,"\xc3\xa9"]}},"partial":true}',
 )

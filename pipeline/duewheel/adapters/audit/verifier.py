@@ -34,6 +34,7 @@ from duewheel.core.audit import Audit
 from duewheel.core.differences import Difference, Fact, Kind, Unjudged
 from duewheel.core.errors import BadConfiguration, Reason, StoreDamaged, UndecodableRecord
 from duewheel.core.judgement import judge
+from duewheel.core.run_ids import home
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE, StoreAudit
 from duewheel.core.topology import Topology
 from duewheel.ports import Clock, Record
@@ -392,7 +393,7 @@ class _Part:
         self._first_ms: int | None = None
 
     def is_mine(self, job: bytes) -> bool:
-        return self._passes == 1 or zlib.crc32(job) % self._passes == self._number
+        return self._passes == 1 or zlib.crc32(home(job)) % self._passes == self._number  # a run with its recurring job
 
     def start(self) -> None:
         """Another log begins."""

@@ -26,6 +26,7 @@ from duewheel.adapters.avro.encode import (
     encode_stop,
     splice_definition,
     splice_dispatch,
+    splice_schedule,
 )
 from duewheel.adapters.avro.schemas import CURRENT
 from duewheel.adapters.avro.strict import Reader
@@ -62,6 +63,7 @@ __all__ = [
     "splice_dead_run",
     "splice_definition",
     "splice_dispatch",
+    "splice_schedule",
 ]
 
 _DEFINITION: Final = CURRENT["Definition"].header
@@ -85,6 +87,7 @@ class Codec(Decoder):
     encode_stop = staticmethod(encode_stop)
     splice_definition = staticmethod(splice_definition)
     splice_dispatch = staticmethod(splice_dispatch)
+    splice_schedule = staticmethod(splice_schedule)
 
     def splice_dead_run(
         self, job_id: str, token: int, timer_partition: int, died_ms: int, reason: str, state: State, definition: bytes

@@ -220,6 +220,7 @@ class Decoder:
             schedule["limits"],
             encode_work(schedule["work"]),
             encode_schedule(schedule),
+            schedule["recurrence"],
         )
 
     def decode_state(self, value: bytes | None) -> State:
@@ -392,6 +393,7 @@ def _defined(value: bytes) -> Defined:
         middle.limits,
         value[middle_at + middle.work_at :],
         _SCHEDULE + value[schedule_at:],
+        middle.recurrence,
     )
 
 
@@ -710,7 +712,17 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
             ending, at = _ending_at(value, at)
             endings.append(ending)
         at = _end_of_array(value, at)
-    return {"wake_ms": wake_ms, "lease_ms": lease_ms, "first_ms": first_ms, "output": output, "endings": endings}, at
+    runs, at = _longs_at(value, at)
+    queued_ms, at = _time_at(value, at)
+    return {
+        "wake_ms": wake_ms,
+        "lease_ms": lease_ms,
+        "first_ms": first_ms,
+        "output": output,
+        "endings": endings,
+        "runs": runs,
+        "queued_ms": queued_ms,
+    }, at
 
 
 def _ending_at(value: bytes, at: int) -> tuple[Ending, int]:

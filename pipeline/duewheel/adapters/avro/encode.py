@@ -103,6 +103,24 @@ def encode_schedule(record: Schedule) -> bytes:
     )
 
 
+def splice_schedule(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
+    """The Schedule of a job that runs once, around `work`, the encoded work of another."""
+    return b"".join(
+        (
+            _SCHEDULE,
+            _string(job_id),
+            long(due_ms),
+            _now(created_ms),
+            LAST[CONFLICTS["IGNORE"] << 1],
+            long(retention_ms),
+            _string(queue),
+            b"\0" if limits is None else _limits(limits),
+            b"\0",
+            work,
+        )
+    )
+
+
 def encode_cancel(record: Cancel) -> bytes:
     """The Cancel, ready to be published."""
     return _CANCEL + _string(record["job_id"]) + long(record["created_ms"])
@@ -376,6 +394,8 @@ def _trail(trail: Trail) -> bytes:
             long(trail["first_ms"]),
             _output(trail["output"]),
             _array([_ending(ending) for ending in endings]) if endings else b"\0",
+            _array([long(slot_ms) for slot_ms in trail["runs"]]) if trail["runs"] else b"\0",
+            long(trail["queued_ms"]),
         )
     )
 

@@ -23,14 +23,16 @@ import structlog
 from confluent_kafka import cimpl
 
 from duewheel.core import topology
+from duewheel.core.run_ids import home
 
 PartitionOf = Callable[[bytes, int], int]
 
 log = structlog.get_logger(__name__)
 
-# Every length of the tail, an empty key, a zero byte in the middle, a high bit in every position, and numbers of partitions that are
-# and are not powers of two.
-_PROBES: Final = tuple((key, n) for key in (b"", b"a", b"a\0b", b"\xff" * 7, b"\x80" * 8, b"job-7", bytes(range(256))) for n in (1, 7, 16))
+# Every length of the tail, an empty key, a zero byte in the middle, a high bit in every position, a run of a recurring job, and numbers of
+# partitions that are and are not powers of two.
+_PROBED: Final = (b"", b"a", b"a\0b", b"\xff" * 7, b"\x80" * 8, b"job-7", b"job-7@1764600000000", bytes(range(256)))
+_PROBES: Final = tuple((key, n) for key in _PROBED for n in (1, 7, 16))
 
 
 def _native(library: str) -> PartitionOf:
@@ -46,6 +48,7 @@ def _native(library: str) -> PartitionOf:
     hash_in_c.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
 
     def partition_of(key: bytes, partitions: int) -> int:
+        key = home(key)
         return hash_in_c(None, key, len(key), partitions, None, None)  # type: ignore[no-any-return]
 
     for key, partitions in _PROBES:

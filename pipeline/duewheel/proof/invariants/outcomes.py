@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from duewheel.core import trail as trails
-from duewheel.core.model import Closing, Phase, Result
+from duewheel.core.model import Closing, Overlap, Phase, Recurrence, RecurrenceKind, Result
+from duewheel.core.recurrence import jittered_ms, next_slot_ms
+from duewheel.core.run_ids import RunId, parse
 from duewheel.core.step import Reason
 from duewheel.proof.history import Defined, Dispatched, DropInvoked, RedriveInvoked, StateWritten
 from duewheel.proof.invariants.base import Invariant, Violation
@@ -18,6 +20,7 @@ class NoLoss(Invariant):
 
     The end may be any terminal phase. A generation that was redefined owes none: it gave way. A death that was undone is no end, and an
     acknowledged redrive or drop of a death must have done something about it. Jobs that are due after the history stops owe nothing yet.
+    A job that recurs need not come to an end; each of its runs must.
     """
 
     title = "lost"
@@ -60,6 +63,8 @@ class NoLoss(Invariant):
 
     def _endless(self, ledger: Ledger, story: Story, run: Run) -> Iterator[Violation]:
         assert run.defined is not None
+        if run.defined.recurrence is not None:
+            return
         due_ms = max([run.defined.due_ms, *(state.wake_ms for state in run.states[-1:])])
         if not run.is_over and not ledger.is_expected_by_now(due_ms):
             return
@@ -94,7 +99,7 @@ class NoPhantom(Invariant):
     A command that was acknowledged defines one generation at most, and so does one of which nobody knows whether it was stored. What was
     refused defines none. A dispatch belongs to a definition, a start and an outcome to a dispatch, an effect to a start, an end to an
     outcome or to what else its phase stands for. What ended is dispatched no more, unless its death is redriven; and each redrive undoes
-    one death.
+    one death. A run of a recurring job was asked for by asking for that job, if it stands for a slot of it.
     """
 
     title = "phantom"
@@ -112,6 +117,10 @@ class NoPhantom(Invariant):
 
     def _unasked(self, ledger: Ledger, story: Story) -> Iterator[Violation]:
         """Definitions that no command explains."""
+        run = parse(story.job_id)
+        if run is not None and not story.enqueues:
+            yield from self._no_slot(ledger, story, run)
+            return
         calls = Counter((e.due_ms, e.created_ms) for e in story.enqueues if not ledger.refused(e.call))
         calls_made = calls.total()
         for record in story.defined:
@@ -124,6 +133,14 @@ class NoPhantom(Invariant):
         generations = sum(run.generation for run in story.runs if run.is_newest)
         if generations > calls_made:
             yield self.broken(story.job_id, f"job {story.job_id!r} has {generations} generations of {calls_made} commands", *story.defined)
+
+    def _no_slot(self, ledger: Ledger, story: Story, run: RunId) -> Iterator[Violation]:
+        recurring = ledger.stories.get(run.job_id)
+        asked = [] if recurring is None else [e for e in recurring.enqueues if e.recurrence is not None and not ledger.refused(e.call)]
+        for record in story.defined:
+            if not any(e.recurrence and _is_slot(e.recurrence, e.due_ms, run, record.due_ms) for e in asked):
+                sentence = f"run {story.job_id!r} was defined for {record.due_ms}, which is no slot of what was asked for as {run.job_id!r}"
+                yield self.broken(story.job_id, sentence, record)
 
     def _without_dispatch(self, story: Story) -> Iterator[Violation]:
         job_id, dispatches = story.job_id, {dispatch.token: dispatch for dispatch in story.dispatches}
@@ -184,12 +201,30 @@ class NoPhantom(Invariant):
             seen.add(key)
 
 
+def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId, begins_ms: int) -> bool:
+    """Whether a run that begins then stands for a slot of a job that was asked for so."""
+    if begins_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
+        return False
+    if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
+        return run.slot_ms >= max(due_ms, recurrence["start_ms"])
+    return next_slot_ms(recurrence, due_ms, run.slot_ms - 1) == run.slot_ms
+
+
+def _is_replaced(ledger: Ledger, job_id: str) -> bool:
+    """Whether it is a run that may have given way to the next one."""
+    run = parse(job_id)
+    recurring = None if run is None else ledger.stories.get(run.job_id)
+    return recurring is not None and any(e.recurrence and e.recurrence["overlap"] == Overlap.REPLACE for e in recurring.enqueues)
+
+
 def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
     """What should have led to an end and is not there; nothing where it is."""
     phase, token = end.phase, end.token
     outcome = story.deciding.get(token)
     told = outcome.result if outcome is not None else None
     limits = run.asked.limits if run.asked is not None else None
+    if phase == Phase.SUCCEEDED and run.defined is not None and run.defined.recurrence is not None:
+        return ""  # no slot of it is left
     if phase == Phase.SUCCEEDED:
         if not any(o.token == token and o.result == Result.SUCCEEDED for o in story.outcomes):
             return "no worker said so"
@@ -198,7 +233,7 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
     elif phase == Phase.DISCARDED:
         return "" if told == Result.DISCARDED else "no worker said so"
     elif phase == Phase.CANCELLED:
-        replaced = not run.is_newest or told == Result.CANCELLED
+        replaced = not run.is_newest or told == Result.CANCELLED or _is_replaced(ledger, story.job_id)
         return "" if replaced or any(not ledger.refused(c.call) for c in story.cancels) else "nobody asked for it"
     elif phase == Phase.EXPIRED:
         expires_ms = trails.expires_ms(limits)
@@ -213,6 +248,8 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
         reasons = {death.reason for death in run.deaths if death.token == token}
         if not reasons - {Reason.FAILED}:
             return "no worker said so, and no limit was named"
+        if run.asked is None and parse(story.job_id) is not None:
+            return ""  # its limits are those of its recurring job, of whichever generation
         if Reason.TOTAL_TIMEOUT in reasons and not (limits and limits["total_timeout_ms"]):
             return "it has no total timeout"
     return ""
@@ -257,7 +294,8 @@ class OneOutcome(Invariant):
 class SlotsMatched(Invariant):
     """Every slot of a definition is matched by one run: what is dispatched, and what ends, stands for a time that was asked for.
 
-    A one-off job has one slot, its due time. That its run exists is NoLoss, that there is no second one OneOutcome.
+    A one-off job has one slot, its due time. That its run exists is NoLoss, that there is no second one OneOutcome. A run of a recurring
+    job is such a job; that it stands for a slot of that one is NoPhantom. The recurring job itself is never dispatched.
     """
 
     title = "slot mismatched"
@@ -269,7 +307,7 @@ class SlotsMatched(Invariant):
                 if run.defined is None:
                     continue
                 slots = slots_of(run.defined)
-                events: list[Dispatched | StateWritten] = [*run.dispatches, *run.states]
+                events: list[Dispatched | StateWritten] = [*run.dispatches, *(run.states if run.defined.recurrence is None else ())]
                 strangers = [event for event in events if event.slot_ms not in slots]
                 if strangers:
                     sentence = f"job {story.job_id!r} is defined for {slots}, but {type(strangers[0]).__name__} says {strangers[0].slot_ms}"
@@ -281,5 +319,5 @@ class SlotsMatched(Invariant):
 
 
 def slots_of(defined: Defined) -> tuple[int, ...]:
-    """The slots that a definition stands for: of a one-off job its due time. Recurring jobs will have more."""
-    return (defined.due_ms,)
+    """The slots that a definition may be dispatched for: its due time, and none of a job that recurs."""
+    return (defined.due_ms,) if defined.recurrence is None else ()

@@ -1,0 +1,120 @@
+"""What a recurring job does about slots whose time has come, and about the end of a run.
+
+A recurring job is never dispatched. It waits for its next slot, hands out a run for it, which is a job of its own (`core.run_ids`), and
+waits for the one after. Two rules decide, one after the other: `recurrence.missed` says which slots are to be run at all, and here is
+decided for which of these there is room beside the runs that are not over yet:
+
+    SKIP      one, if none goes on
+    ALLOW     as many as are allowed at once, less those that go on
+    QUEUE     as SKIP, and one more, which waits (`queued_ms`) until none goes on
+    REPLACE   one, in whose favour those that go on are cancelled
+
+Where there is room for fewer than there are slots, the newest have it, and the others are left out and counted.
+
+    look(every(60_000), anchor, pending_ms=10:00, queued_ms=0, going=[9:59], handed_out=7, now_ms=10:00, fits=100)
+        SKIP      overlapped 1, and the next look is at 10:01
+        QUEUE     queued 10:00, and the next look is at 10:01, or when the run of 9:59 ends
+
+EVERY_AFTER knows its next slot only when its last run has ended: until then nobody looks (`wake_ms` 0), and `after_end` says when to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from duewheel.core.limits import OVERLAP_MAX_DEFAULT
+from duewheel.core.model import Overlap, Recurrence, RecurrenceKind
+from duewheel.core.recurrence import Decision, missed, next_slot_ms
+
+
+class Look(NamedTuple):
+    """What to do, and when to look again.
+
+    Attributes:
+        fire: slots to hand out runs for, the oldest first.
+        replaced: slots whose runs are to be cancelled.
+        missed: how many slots were left out because they are too late.
+        overlapped: how many were left out because of what goes on.
+        pending_ms: the next slot that nothing was decided about; 0 where there is none. With EVERY_AFTER, while its next slot is not known,
+            the last one.
+        queued_ms: the slot that waits for what goes on; 0 for none.
+        wake_ms: when to look again; 0: when a run ends, or never (`is_finished`).
+        is_finished: no slot will ever come again.
+    """
+
+    fire: tuple[int, ...]
+    replaced: tuple[int, ...]
+    missed: int
+    overlapped: int
+    pending_ms: int
+    queued_ms: int
+    wake_ms: int
+    is_finished: bool
+
+
+def look(
+    recurrence: Recurrence,
+    anchor_ms: int,
+    *,
+    pending_ms: int,
+    queued_ms: int,
+    going: Sequence[int],
+    handed_out: int,
+    now_ms: int,
+    fits: int,
+) -> Look:
+    """What to do at `now_ms`.
+
+    Args:
+        anchor_ms: as for `recurrence.next_slot_ms`.
+        pending_ms, queued_ms: as the look before said.
+        going: slots whose runs are not over, rising.
+        handed_out: how many runs were handed out so far.
+        fits: for how many there is room in this step, at least 1; if there are more, the next look is at once.
+    """
+    is_after_end, runs_max = recurrence["kind"] == RecurrenceKind.EVERY_AFTER, recurrence["runs_max"]
+    if pending_ms and not (is_after_end and queued_ms):
+        decision = missed(recurrence, anchor_ms, pending_ms, now_ms)
+    else:
+        decision = Decision((), 0, 0)
+    last_ms = max(queued_ms, *decision.fire[-1:], 0)
+    due = decision.fire[: max(0, runs_max - handed_out - (queued_ms > 0))] if runs_max else decision.fire
+    overlap = recurrence["overlap"]
+    room = _room(recurrence, len(going), queued_ms)
+    line = due[max(0, len(due) - room) :]
+    overlapped = len(due) - len(line)
+    if overlap == Overlap.QUEUE:
+        line = (queued_ms, *line) if queued_ms else line
+        fire, queued_ms = (line[:0], line[0] if line else 0) if going else (line[:1], line[1] if len(line) > 1 else 0)
+    else:
+        fire = line
+    replaced = tuple(going) if fire and overlap == Overlap.REPLACE else ()
+    if len(fire) > fits:
+        return Look(fire[:fits], replaced, decision.skipped, overlapped, fire[fits], queued_ms, now_ms, False)
+    next_ms, wake_ms = decision.next_ms, decision.next_ms
+    if runs_max and handed_out + len(fire) + (queued_ms > 0) >= runs_max:
+        next_ms = wake_ms = 0
+    elif last_ms and is_after_end:
+        next_ms, wake_ms = last_ms, 0
+    return Look(fire, replaced, decision.skipped, overlapped, next_ms, queued_ms, wake_ms, not (next_ms or queued_ms))
+
+
+def after_end(recurrence: Recurrence, anchor_ms: int, queued_ms: int, now_ms: int) -> int:
+    """When to look at a job again that waited for what went on, which is over now; 0 where no slot is left.
+
+    With EVERY_AFTER, and no slot that waits, this is the next slot.
+    """
+    return now_ms if queued_ms else next_slot_ms(recurrence, anchor_ms, now_ms)
+
+
+def _room(recurrence: Recurrence, going: int, queued_ms: int) -> int:
+    """For how many more slots there is room."""
+    match recurrence["overlap"]:
+        case Overlap.SKIP:
+            return 0 if going else 1
+        case Overlap.ALLOW:
+            return max(0, (recurrence["overlap_max"] or OVERLAP_MAX_DEFAULT) - going)
+        case Overlap.QUEUE:
+            return (0 if going else 1) + 1 - (queued_ms > 0)
+    return 1
