@@ -347,3 +347,25 @@ def test_a_group_that_was_set_back_by_hand_shows_soon_again_how_far_its_inputs_w
     second.turn(300)
     assert {topic: world.group[topic, 0].offset for topic in read} == read
     assert dispatched(world) == [job_of(0).encode()]
+
+
+def test_a_queue_found_gone_in_the_middle_of_a_turn_does_not_end_the_process(world: World) -> None:
+    """One step has dispatched to it, and then another asks about a queue that is not known, which tells of all."""
+    going, gone = TOPOLOGY.dispatch("going"), TOPOLOGY.dispatch("gone")
+    world.topics |= {going: 2, gone: 2}
+    instance = Instance(world, 0, 1)
+    due_ms = world.now_ms + 8_000
+    schedule(world, job_of(0), due_ms, queue="going")
+    schedule(world, job_of(1), due_ms, queue="gone")
+    instance.turn(50)
+    del world.topics[gone]
+    while world.now_ms < due_ms - 1_000:
+        instance.turn(1)
+    del world.topics[going]
+    world.refusing.add(going)
+    instance.turn(200)
+    assert dispatched(world, "going") == []
+    world.refusing.clear()
+    world.topics |= {going: 2, gone: 2}
+    instance.turn(1_000)
+    assert (dispatched(world, "going"), dispatched(world, "gone")) == ([job_of(0).encode()], [job_of(1).encode()])

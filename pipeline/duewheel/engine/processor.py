@@ -153,6 +153,7 @@ class Processor:
         self._doubts = Doubts()
         self._dealer = Dealer(crc32(output.name.encode()))
         self._sending: set[str] = set()
+        self._taking: dict[str, int] = {}  # partitions of queues, as this turn's steps were told of them
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
         self._intake_paused_until_ms: int | None = None
@@ -347,6 +348,7 @@ class Processor:
     def _run(self, outcomes: Sequence[Record], commands: Sequence[Command], now_ms: int) -> bool:
         batches: dict[int, _Batch] = {}
         self._doubts.begin()
+        self._taking = {}
         self._take_outcomes(outcomes, batches, now_ms)
         self._take_commands(commands, batches, now_ms)
         self._fire(batches, now_ms)
@@ -466,7 +468,7 @@ class Processor:
         for key, value in batch.changes:
             produce(state, value, key, number)
         splice, deal = self._codec.splice_dispatch, self._dealer.deal
-        topics = {d.queue: (topology.dispatch(d.queue), self._queue_partitions(d.queue)) for d in batch.step.dispatches}
+        topics = {d.queue: (topology.dispatch(d.queue), self._taking[d.queue]) for d in batch.step.dispatches}
         for queue, token, job_id, generation, slot_ms, attempt, terms, work in batch.step.dispatches:
             topic, partitions = topics[queue]
             value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, terms, work)
@@ -637,8 +639,14 @@ class Processor:
             partition.mark(ends[partition.number][1], now_ms)
 
     def _takes(self, queue: str) -> bool:
-        """Whether dispatches for the queue may be sent now."""
-        return self._queue_partitions(queue) > 0 and self._doubts.admits(queue, self._clock.steady_ms())
+        """Whether dispatches for the queue may be sent now. What a step was told holds for its turn: another's question, about a queue that
+        is not known, may find meanwhile that this one is gone.
+        """
+        count = self._queue_partitions(queue)
+        if count == 0 or not self._doubts.admits(queue, self._clock.steady_ms()):
+            return False
+        self._taking[queue] = count
+        return True
 
     def _queue_partitions(self, queue: str) -> int:
         """How many partitions the queue's dispatch topic has; 0 where there is none.
