@@ -8,6 +8,7 @@ trial.verdict          [] where nothing is wrong
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import Final
@@ -16,9 +17,11 @@ from unittest.mock import patch
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.world import Process, World
 from duewheel.core.lifecycle import TERMINAL
+from duewheel.core.limits import LAST_LIFE_SNOOZE_MS
+from duewheel.core.trail import crashes_max
 from duewheel.engine import partition as engine_partition
 from duewheel.engine.partition import DEFINITION, STATE, Stage
-from duewheel.proof.history import Backlog, Event, Healed, Started
+from duewheel.proof.history import Backlog, Dispatched, EnqueueInvoked, Event, Healed, OutcomeRecorded, Started
 from duewheel.proof.plan import Plan
 from duewheel.proof.report import Report, judge
 from duewheel.worker.runs import Run
@@ -39,6 +42,25 @@ _BY_THE_END_MS: Final = 10**7
 DRAIN_US: Final = 400 * SECOND_US
 _LOOK_US: Final = 2 * SECOND_US
 _REDISPATCH_AFTER_MS: Final = 45_000
+_UNLIMITED: Final = 10**6
+
+
+def last_lives_ms(history: Iterable[Event]) -> int:
+    """For how long at most a run may have waited for others that lived their last lives: these are executed one after the other."""
+    limits: dict[str, int] = {}
+    alone: set[tuple[str, int]] = set()
+    began_ms: dict[tuple[str, int], int] = {}
+    ended_ms: dict[tuple[str, int], int] = {}
+    for event in history:
+        if isinstance(event, EnqueueInvoked):
+            limits[event.job_id] = min(crashes_max(event.limits), limits.get(event.job_id, _UNLIMITED))
+        elif isinstance(event, Dispatched) and event.crashes + 1 >= limits.get(event.job_id, _UNLIMITED):
+            alone.add((event.job_id, event.token))
+        elif isinstance(event, Started):
+            began_ms[event.job_id, event.token] = event.at_ms
+        elif isinstance(event, OutcomeRecorded):
+            ended_ms[event.job_id, event.token] = event.at_ms  # the last of them
+    return sum(max(0, ended_ms.get(run, at_ms) - at_ms) + LAST_LIFE_SNOOZE_MS for run, at_ms in began_ms.items() if run in alone)
 
 
 class Trial:
@@ -79,13 +101,15 @@ class Trial:
 
     @property
     def plan(self) -> Plan:
-        """By what it is judged."""
+        """By what it is judged, once there is a history."""
         punctual_ms = recovery_ms = _BY_THE_END_MS
-        # An ambush takes the same jobs down again and again, until they live their last lives, which wait for one another.
-        if self.ample and not self.climate.ambush:
+        if self.ample:
             punctual_ms, recovery_ms = PUNCTUAL_MS, RECOVERY_MS
             if self.climate.at_calls or self.climate.at_times:
                 punctual_ms = RECOVERY_MS // 2  # what meets a call may not be over when it is told
+                # What was taken down again and again lives its last life in the end, and those wait for one another.
+                alone_ms = last_lives_ms(self.history)
+                punctual_ms, recovery_ms = punctual_ms + alone_ms, recovery_ms + alone_ms
         return Plan(punctual_ms=punctual_ms, recovery_ms=recovery_ms, acknowledged_percent_min=0, snapshots_min=1)
 
     def _worker(self, name: str) -> WorkerMachine:
