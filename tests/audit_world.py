@@ -191,7 +191,7 @@ class Life:
     def _publish(self, step: Step) -> None:
         logs, now_ms = self.logs, self.now_ms
         changes: list[tuple[bytes, bytes | None]] = [
-            (DEFINITION + job_id.encode(), None if known is None else codec.splice_definition(known.generation, known.command))
+            (DEFINITION + job_id.encode(), known and codec.splice_definition(known.generation, known.offset, known.command))
             for job_id, known in step.definitions.items()
         ]
         changes += [

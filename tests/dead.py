@@ -39,7 +39,7 @@ def dead_run(job_id: str, token: int, **fields: Any) -> DeadRun:
     state: dict[str, Any] = {"generation": 1, "phase": Phase.FAILED, "attempt": 5, "crashes": 1, "token": token, "slot_ms": DIED_MS - 9_000}
     state |= {"changed_ms": DIED_MS, "error": ERROR, "trail": trail}
     run: dict[str, Any] = {"job_id": job_id, "token": token, "timer_partition": 3, "died_ms": DIED_MS, "reason": "failed"}
-    run |= {"state": state, "definition": {"generation": 1, "schedule": schedule}}
+    run |= {"state": state, "definition": {"generation": 1, "offset": 0, "schedule": schedule}}
     for name, value in fields.items():
         next(record for record in (work, schedule, trail, state, run) if name in record)[name] = value
     return cast(DeadRun, run)

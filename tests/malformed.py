@@ -106,7 +106,7 @@ CORPUS: Final = [
     Malformed("Confluent's format without a registry", b"\0\0\0\0\7" + _BODY, Reason.UNKNOWN_FORMAT),
     Malformed("half a fingerprint", VALUE[:6], Reason.UNKNOWN_FORMAT),
     Malformed("an unknown fingerprint", b"\xc3\x01" + bytes(8) + _BODY, Reason.UNKNOWN_SCHEMA),
-    Malformed("a record of another kind", codec.splice_definition(1, VALUE), Reason.UNEXPECTED_RECORD),
+    Malformed("a record of another kind", codec.splice_definition(1, 0, VALUE), Reason.UNEXPECTED_RECORD),
     Malformed("a header alone", _HEADER, Reason.MALFORMED),
     *(Malformed(f"cut after {size} bytes", VALUE[:size], Reason.MALFORMED) for size in range(11, len(VALUE))),
     Malformed("a byte left over", VALUE + b"\0", Reason.TRAILING_BYTES),

@@ -136,7 +136,7 @@ states = st.fixed_dictionaries(
         "trail": trails,
     }
 )
-definitions = st.fixed_dictionaries({"generation": counts, "schedule": schedules})
+definitions = st.fixed_dictionaries({"generation": counts, "offset": st.integers(-1, 2**63 - 1), "schedule": schedules})
 of_dead_runs = st.fixed_dictionaries({"job_id": texts, "token": tokens, "created_ms": times})
 
 RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {

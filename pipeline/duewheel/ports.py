@@ -301,7 +301,7 @@ class Codec(Protocol):
     def encode_dead_letter(self, record: DeadLetter) -> bytes: ...
     def encode_dead_run_closed(self, record: DeadRunClosed) -> bytes: ...
 
-    def splice_definition(self, generation: int, command: bytes) -> bytes:
+    def splice_definition(self, generation: int, offset: int, command: bytes) -> bytes:
         """The encoded Definition around an encoded Schedule."""
 
     def splice_schedule(

@@ -165,7 +165,7 @@ Row = tuple[str, Callable[..., Any], Sequence[tuple[Any, ...]]]
 def jobs(name: str, records: Sequence[Schedule]) -> list[Row]:
     """A job's way through the codec, where it succeeds at once."""
     commands = [codec.encode_schedule(record) for record in records]
-    definitions = [codec.splice_definition(1, command) for command in commands]
+    definitions = [codec.splice_definition(1, 10**6, command) for command in commands]
     dispatching = [
         (n, record["job_id"], 1, record["due_ms"], 1, 3, NOW_MS + n // 4_000, terms(record), codec.decode_command(command)[2])
         for n, (record, command) in enumerate(zip(records, commands, strict=True))
@@ -173,7 +173,7 @@ def jobs(name: str, records: Sequence[Schedule]) -> list[Row]:
     return [
         (f"encode_schedule{name}", codec.encode_schedule, [(record,) for record in records]),
         (f"decode_command{name}", codec.decode_command, [(command,) for command in commands]),
-        (f"splice_definition{name}", codec.splice_definition, [(1, command) for command in commands]),
+        (f"splice_definition{name}", codec.splice_definition, [(1, 10**6, command) for command in commands]),
         (f"peek_definition{name}", codec.peek_definition, [(definition,) for definition in definitions]),
         (f"splice_dispatch{name}", codec.splice_dispatch, dispatching),
         (f"decode_dispatch{name}", codec.decode_dispatch, [(codec.splice_dispatch(*each),) for each in dispatching]),

@@ -25,7 +25,7 @@ def bad_records(victim: str) -> dict[str, tuple[Raw, Reason]]:
     key, partition = victim.encode(), home(victim)
     good = codec.encode_schedule(raw_command(victim))
     header, body = good[:HEADER_BYTES], good[HEADER_BYTES:]
-    definition = codec.encode_definition({"generation": 9, "schedule": raw_command(victim)})
+    definition = codec.encode_definition({"generation": 9, "offset": 0, "schedule": raw_command(victim)})
     values: dict[str, tuple[bytes | None, Reason]] = {
         "no value": (None, Reason.NO_VALUE),
         "empty": (b"", Reason.UNKNOWN_FORMAT),

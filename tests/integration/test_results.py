@@ -186,10 +186,23 @@ def test_an_id_that_is_known_already_stands_for_the_job_that_is_known(site: Site
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:
     with site.client() as client:
         handle = client.schedule("double", 1, delay=600, job_id="twice")
-        with pytest.raises(TimeoutError):
-            handle.wait(0.3)
+        await_told(handle, "it waits for its time")
         again = client.schedule("double", 2, job_id="twice", on_conflict="replace")
         with pytest.raises(JobReplaced, match="job twice was defined anew, as generation 2"):
+            handle.wait(END_S)
+        assert again.wait(END_S).value == 4
+
+
+def test_a_job_that_is_defined_anew_before_its_owner_took_it_in_is_not_waited_for(site: Site) -> None:
+    """Both commands are one batch then, and only the second one's definition is ever written."""
+    with site.client() as client:
+        site.processor.pause()
+        try:
+            handle = client.schedule("double", 1, delay=600, job_id="at-once")
+            again = client.schedule("double", 2, job_id="at-once", on_conflict="replace")
+        finally:
+            site.processor.resume()
+        with pytest.raises(JobReplaced, match="job at-once was defined anew, as generation 2"):
             handle.wait(END_S)
         assert again.wait(END_S).value == 4
 

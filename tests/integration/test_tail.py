@@ -104,7 +104,7 @@ def _life(topology: Topology, job_id: str) -> list[Written]:
 
     return [
         (topology.intake, key, codec.encode_schedule(_schedule(job_id)), T0_MS),
-        (topology.state, b"d" + key, codec.encode_definition(Definition(generation=1, schedule=_schedule(job_id))), T0_MS + 1),
+        (topology.state, b"d" + key, codec.encode_definition(Definition(generation=1, offset=0, schedule=_schedule(job_id))), T0_MS + 1),
         (topology.state, b"s" + key, state(Phase.DISPATCHED, None), T0_MS + 2),
         (topology.dispatch("default"), key, codec.encode_dispatch(dispatch), T0_MS + 2),
         (topology.outcomes, key, codec.encode_outcome(outcome), T0_MS + 3),
@@ -147,7 +147,7 @@ def test_the_lines_for_people_say_the_same(broker: KafkaConfig, topology: Topolo
 def _troubles(topology: Topology, job_id: str) -> list[Written]:
     """A job whose second attempt is long, says so, and dies; which is redriven, cancelled and stopped; a millisecond apart."""
     key, work = job_id.encode(), _schedule(job_id)["work"]
-    definition = Definition(generation=1, schedule=_schedule(job_id))
+    definition = Definition(generation=1, offset=0, schedule=_schedule(job_id))
     failure = Failure(type="OSError", message="away", traceback="…")
     trail = Trail(wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[], runs=[], queued_ms=0)
     written: list[Written] = []

@@ -257,7 +257,7 @@ def test_what_somebody_wrote_straight_into_the_state_topic_is_found(desk: Desk) 
     written_to_state(desk, b"ddiscarded", None)
     stranger = raw_schedule("stranger", now_ms() + HOUR_MS).value
     assert stranger is not None
-    written_to_state(desk, b"dstranger", codec.splice_definition(1, stranger))
+    written_to_state(desk, b"dstranger", codec.splice_definition(1, 0, stranger))
     written_to_state(desk, b"slost", b"junk")
     # The stores are older than this, and right: what was written after they were closed they shall take over.
     assert found(desk) == sorted(
@@ -388,7 +388,7 @@ def test_commands_of_confluents_serializers_are_verified_with_their_registry(des
     written_to_state(desk, b"dwaits", None)  # and so it would never run
     stranger = raw_schedule("stranger", now_ms() + HOUR_MS).value
     assert stranger is not None
-    written_to_state(desk, b"dstranger", codec.splice_definition(1, stranger))
+    written_to_state(desk, b"dstranger", codec.splice_definition(1, 0, stranger))
     assert found(desk, *named) == [("lost", "waits"), ("phantom", "stranger")]
 
 
@@ -407,7 +407,7 @@ def test_without_a_registry_what_hangs_on_foreign_commands_is_not_judged(desk: D
     written_to_state(desk, b"dours", None)
     stranger = raw_schedule("stranger", now_ms() + HOUR_MS).value
     assert stranger is not None
-    written_to_state(desk, b"dstranger", codec.splice_definition(1, stranger))
+    written_to_state(desk, b"dstranger", codec.splice_definition(1, 0, stranger))
     assert found(desk) == [("lost", "ours"), ("phantom", "stranger")]  # those have none
 
 

@@ -139,7 +139,8 @@ def test_ordinary_jobs_take_the_fast_way(recurrence: Any, policy: Any, expires_m
     command = codec.encode_schedule(schedule)
     for _ in range(2):  # read, and remembered
         assert fast.decode_command(command)[1] == schedule
-        assert fast.peek_definition(codec.splice_definition(70, command))[4:] == (limits, encode_work(work), command, recurrence)
+        glanced = fast.peek_definition(codec.splice_definition(70, 10**9, command))
+        assert glanced[4:] == (limits, encode_work(work), command, recurrence, 10**9)
         dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, terms, encode_work(work))
         read = fast.decode_dispatch(dispatch)
         assert (read["terms"], read["work"]) == (terms, work)
@@ -221,20 +222,20 @@ def test_skimming_stumbles_over_nothing_that_the_strict_way_takes(case: tuple[st
         assert isinstance(verdict(decode_strict, kind, bytes(value)), Reason)
 
 
-@given(schedules, counts)
-def test_a_spliced_definition_is_an_encoded_one(schedule: Any, generation: int) -> None:
-    spliced = codec.splice_definition(generation, codec.encode_schedule(schedule))
-    assert spliced == encode("Definition", {"generation": generation, "schedule": schedule})
+@given(schedules, counts, st.integers(-1, 2**63 - 1))
+def test_a_spliced_definition_is_an_encoded_one(schedule: Any, generation: int, offset: int) -> None:
+    spliced = codec.splice_definition(generation, offset, codec.encode_schedule(schedule))
+    assert spliced == encode("Definition", {"generation": generation, "offset": offset, "schedule": schedule})
 
 
-@given(schedules, counts)
-@example({**SCHEDULE, "job_id": "1", "created_ms": 64, "retention_ms": 64, "queue": "", "work": {**SCHEDULE["work"], "task": ""}}, 0)
-def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generation: int) -> None:
+@given(schedules, counts, st.integers(-1, 2**63 - 1))
+@example({**SCHEDULE, "job_id": "1", "created_ms": 64, "retention_ms": 64, "queue": "", "work": {**SCHEDULE["work"], "task": ""}}, 0, 0)
+def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generation: int, offset: int) -> None:
     command = codec.encode_schedule(schedule)
-    known = codec.peek_definition(codec.splice_definition(generation, command))
+    known = codec.peek_definition(codec.splice_definition(generation, offset, command))
     work = codec.decode_command(command)[2]
     numbers = (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"])
-    assert known == (*numbers, schedule["limits"], work, command, schedule["recurrence"])
+    assert known == (*numbers, schedule["limits"], work, command, schedule["recurrence"], offset)
 
 
 @given(schedules)
@@ -246,7 +247,7 @@ def test_a_spliced_schedule_is_an_encoded_one(schedule: Any) -> None:
 
 @given(schedules, st.data())
 def test_a_glance_at_a_damaged_definition_raises_nothing_else(schedule: Any, data: st.DataObject) -> None:
-    value = bytearray(codec.splice_definition(1, codec.encode_schedule(schedule)))
+    value = bytearray(codec.splice_definition(1, 0, codec.encode_schedule(schedule)))
     at = data.draw(st.integers(0, len(value)))
     value[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=10))
     with suppress(UndecodableRecord):

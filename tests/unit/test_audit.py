@@ -118,13 +118,13 @@ def not_replaced(life: Life) -> None:
 
 
 def invented(life: Life) -> None:
-    record(life, b"dstranger", codec.splice_definition(1, codec.encode_schedule(schedule("stranger", START_MS + DAY_MS))))
+    record(life, b"dstranger", codec.splice_definition(1, 0, codec.encode_schedule(schedule("stranger", START_MS + DAY_MS))))
 
 
 def younger(life: Life) -> None:
     value = life.values[b"dreplaced"]
     assert codec.peek_definition(value).generation == 2
-    record(life, b"dreplaced", codec.splice_definition(1, codec.peek_definition(value).command))
+    record(life, b"dreplaced", codec.splice_definition(1, 0, codec.peek_definition(value).command))
 
 
 PLANTED: list[tuple[str, Callable[[Life], None], set[tuple[Kind, str | None]]]] = [
@@ -393,7 +393,7 @@ def test_a_run_that_stands_for_no_slot_is_a_phantom(late_ms: int) -> None:
     life = recurred()
     slot_ms = START_MS + HOUR_MS + late_ms
     command = codec.splice_schedule(f"r@{slot_ms}", slot_ms, slot_ms, HOUR_MS, "default", None, WORK)
-    record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, command))
+    record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, 0, command))
     progress(life)
     (found,) = differences(life.logs, life.now_ms)
     assert (found.kind, found.job_id, found.facts["what"]) == (Kind.PHANTOM, f"r@{slot_ms}", "slot")

@@ -292,7 +292,7 @@ def test_W11_the_largest_job_fits_everywhere_it_travels() -> None:
     kind, record, work = codec.decode_command(value)
     assert (kind, record) == ("schedule", largest)
     assert len(value) < RECORD_BYTES_MAX - 2_048  # what is left is for key, framing and fields to come
-    definition = codec.splice_definition(2**31 - 1, value)
+    definition = codec.splice_definition(2**31 - 1, 2**63 - 1, value)
     assert codec.decode_definition(definition)["schedule"] == largest
     numbers = (2**31 - 1, TIME_MS, 2**31 - 1, 2**31 - 1)
     terms: Terms = {"crashes": 2**31 - 1, "is_last_life": True, "expires_ms": 2**63 - 1, "deadline_ms": 2**63 - 1}
@@ -366,7 +366,7 @@ def test_long_names_are_not_remembered() -> None:
 
 
 def test_a_run_defined_by_an_earlier_release_dies_as_todays() -> None:
-    definition = codec.splice_definition(1, VALUE)
+    definition = codec.splice_definition(1, -1, VALUE)
     older = load(folder("schemas") / "released" / "0.1.0")["Definition"]
     stored = encode_as(older, codec.decode_definition(definition))
     assert stored != definition

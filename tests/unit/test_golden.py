@@ -39,6 +39,7 @@ BYTES_FIELDS = {"payload", "key", "value", "output"}
 SINCE_0_1_0: dict[str, dict[str, Any]] = {
     "Schedule": {"limits": None, "recurrence": None},
     "Work": {"policy": None},
+    "Definition": {"offset": -1},
     "State": {"trail": None},
     "Dispatch": {"terms": None},
     "Outcome": {"retry_after_ms": 0, "lease_ms": 0, "output": None},
@@ -171,7 +172,7 @@ def test_a_command_is_known_again_after_an_upgrade(kind: str, record: Any, value
     stored = LAST_RELEASE["Definition"].header + b"\2" + value[HEADER_BYTES:]
     command, work = codec.current_command(value), codec.decode_command(value)[2]
     assert command == codec.encode_schedule(todays(kind, record))
-    assert codec.peek_definition(stored) == (1, record["due_ms"], record["queue"], record["retention_ms"], None, work, command, None)
+    assert codec.peek_definition(stored) == (1, record["due_ms"], record["queue"], record["retention_ms"], None, work, command, None, -1)
     assert codec.current_command(command) is command
 
 

@@ -58,7 +58,7 @@ def test_a_command_is_told_as_what_was_asked_for() -> None:
 
 
 def test_a_definition_is_told_with_its_generation() -> None:
-    entry = history.definition_entry(SOURCE, Definition(generation=2, schedule=SCHEDULE))
+    entry = history.definition_entry(SOURCE, Definition(generation=2, offset=0, schedule=SCHEDULE))
     assert (entry.event, entry.generation, entry.queue) == ("scheduled", 2, "mail")
 
 
@@ -128,7 +128,7 @@ def test_a_death_is_told_with_everything_that_identifies_it() -> None:
     run = DeadRun(
         job_id="a", token=7, timer_partition=3, died_ms=5_040, reason="crash_limit",
         state=State(**{**STATE, "phase": Phase.FAILED, "attempt": 3, "crashes": 2, "error": failure}),
-        definition=Definition(generation=2, schedule=SCHEDULE),
+        definition=Definition(generation=2, offset=0, schedule=SCHEDULE),
     )  # fmt: skip
     entry = history.dead_run_entry(SOURCE, run)
     assert (entry.event, entry.at_ms, entry.job_id, entry.token, entry.task, entry.queue) == ("dead", 5_040, "a", 7, "mail.send", "mail")

@@ -88,14 +88,17 @@ class Log:
         self.changed = threading.Condition()
 
     def transaction(self, *said: tuple[str, str, Any], taken: int, partition: int = 0) -> None:
-        """Writes (kind, job id, Schedule with its generation or State or None), then the owner's progress; a marker takes an offset too."""
+        """Writes (kind, job id, Schedule with its generation or State or None), then the owner's progress; a marker takes an offset too.
+
+        What is defined was asked for by the last command that is taken in.
+        """
         with self.changed:
             for kind, job_id, what in said:
                 value: bytes | None
                 if what is None:
                     value = None
                 elif kind == "d":
-                    value = codec.encode_definition({"generation": what[0], "schedule": what[1]})
+                    value = codec.encode_definition({"generation": what[0], "offset": taken - 1, "schedule": what[1]})
                 else:
                     value = codec.encode_state(what)
                 self._write(partition, kind.encode() + job_id.encode(), value)
@@ -318,8 +321,9 @@ def test_the_end_of_an_older_generation_is_not_that_of_the_newest(desk: Desk) ->
     assert future.result(SOON_S).phase == "FAILED"
 
 
-def test_a_command_replaced_within_the_batch_that_took_it_in_is_replaced(desk: Desk) -> None:
-    asked, again = command(on_conflict="replace"), command(payload=2, on_conflict="replace")
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace"])
+def test_a_command_replaced_within_the_batch_that_took_it_in_is_replaced(desk: Desk, on_conflict: str) -> None:
+    asked, again = command(on_conflict=on_conflict), command(payload=2, on_conflict="replace")
     future = desk.future(asked)
     desk.log.transaction(("d", "a", (2, again)), ("s", "a", state("SUCCEEDED", generation=2)), taken=2)
     with pytest.raises(JobReplaced):
@@ -381,6 +385,14 @@ def test_a_refused_command_and_a_forgotten_job_end_the_wait(desk: Desk) -> None:
     desk.log.compact()
     with pytest.raises(JobUnknown, match="job b was forgotten"):
         desk.wait(command("b"), offset=5)
+
+
+def test_a_redefinition_that_was_refused_is_not_taken_for_the_job_that_stays(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", state("RUNNING")), taken=1)
+    future = desk.future(command(payload=2, on_conflict="replace"), offset=1)
+    desk.log.transaction(taken=2)
+    with pytest.raises(JobUnknown, match=r"the command that was to define job a anew was refused"):
+        future.result(SOON_S)
 
 
 def test_a_job_forgotten_at_once_is_caught_in_its_end(desk: Desk) -> None:
@@ -475,7 +487,7 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "BYTES_MAX", 50_000)
     one = Reading(0, codec)
     one.begin(0, 0, 0)
-    value = codec.encode_definition({"generation": 1, "schedule": command(payload="x" * 10_000)})
+    value = codec.encode_definition({"generation": 1, "offset": 0, "schedule": command(payload="x" * 10_000)})
     for n in range(20):
         one.fold([Written(0, n, f"dj{n}".encode(), value, NOW_MS)])
         assert one._bytes <= 50_000

@@ -6,8 +6,8 @@ these questions are answered here, from records alone and without asking anybody
 
     has the command been taken in?       a Progress with an intake_offset beyond it was seen
     which generation did it define?      the one whose Definition carries this very command
-    none did, though it was taken in     the id was known already, and the command was ignored: it stands for the job that is known
-    or that one came in later            somebody redefined the job: what was asked for is replaced
+    the newest is of an earlier one      the id was known already, and the command was ignored: it stands for the job that is known
+    the newest is of a later one         somebody redefined the job: what was asked for is replaced
     has that generation ended?           a State of it in a terminal phase
 
     offset   record                              what follows for the command at intake offset 7 that asks for job a
@@ -194,25 +194,31 @@ Judgement: TypeAlias = JobResult | DuewheelError | Early | None
 Done: TypeAlias = list[tuple[Waiter, JobResult | DuewheelError]]
 
 
+class _Defined(NamedTuple):
+    """What is needed of a definition: its generation, and the offset and the mark of the command it came from."""
+
+    generation: int
+    offset: int
+    mark: Mark
+
+
 class _Seen:
     """The newest records of a job.
 
     Attributes:
         definition: encoded; None where none was seen, or it was decoded.
-        defined: its generation and its command's mark.
-        taken: how far commands had been taken in before the transaction that holds the definition, or its tombstone.
+        defined: what it says, decoded.
         state: encoded.
         gone: whether the job was forgotten.
         written_ms: when the newest of its records was written.
         size: what it counts against the limit of bytes.
     """
 
-    __slots__ = ("defined", "definition", "gone", "size", "state", "taken", "written_ms")
+    __slots__ = ("defined", "definition", "gone", "size", "state", "written_ms")
 
     def __init__(self) -> None:
         self.definition: bytes | None = None
-        self.defined: tuple[int, Mark] | None = None
-        self.taken = -1
+        self.defined: _Defined | None = None
         self.state: bytes | None = None
         self.gone = False
         self.written_ms = self.size = 0
@@ -339,7 +345,7 @@ class Reading:
         else:
             self._jobs.move_to_end(job)
         if kind == DEFINITION:
-            seen.definition, seen.defined, seen.taken, seen.gone = value, None, self.taken, value is None
+            seen.definition, seen.defined, seen.gone = value, None, value is None
         elif kind == STATE:
             seen.state = value
         seen.written_ms = record.timestamp()[1]
@@ -384,15 +390,17 @@ class Reading:
         sought, seen = waiter.sought, self._jobs.get(waiter.key)
         try:
             defined = None if seen is None else self._defined(seen)
-            if seen is not None and defined is not None and sought.mark is not None and defined[1] == sought.mark:
-                return self._ended(sought, defined[0], seen.state)
+            if seen is not None and defined is not None and sought.mark is not None and defined.mark == sought.mark:
+                return self._ended(sought, defined.generation, seen.state)
             if not self._is_taken(sought):
                 return self._further_back(waiter) if self._says_nothing(sought) else None
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
-            if sought.offset >= 0 and (seen.taken > sought.offset or sought.replaces):
-                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined[0]}, before it had ended")
-            return self._ended(sought, defined[0], seen.state)
+            if 0 <= sought.offset < defined.offset:
+                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, before it had ended")
+            if sought.replaces and defined.offset < sought.offset:
+                return _refused(sought.job_id)
+            return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
             return error
 
@@ -442,10 +450,11 @@ class Reading:
             output=None if trail is None else trail["output"],
         )
 
-    def _defined(self, seen: _Seen) -> tuple[int, Mark] | None:
+    def _defined(self, seen: _Seen) -> _Defined | None:
         if seen.definition is not None:
             definition = self._codec.decode_definition(seen.definition)
-            seen.definition, seen.defined = None, (definition["generation"], mark(definition["schedule"]))
+            seen.defined = _Defined(definition["generation"], definition["offset"], mark(definition["schedule"]))
+            seen.definition = None
         return seen.defined
 
     def describe(self, waiter: Waiter) -> str:
@@ -457,3 +466,10 @@ class Reading:
         if not self._is_taken(waiter.sought):
             return "its command has not been taken in; does a timer processor run?"
         return "nothing is known of it"
+
+
+def _refused(job_id: str) -> JobUnknown:
+    return JobUnknown(
+        f"the command that was to define job {job_id} anew was refused, and a dead letter says why (duewheel tail); the job is what it was "
+        "before"
+    )

@@ -153,6 +153,7 @@ class Drop(TypedDict):
 
 class Definition(TypedDict):
     generation: int
+    offset: int
     schedule: Schedule
 
 

@@ -77,7 +77,11 @@ from duewheel.core.wheel import job_of, timer_key
 
 
 class Defined(NamedTuple):
-    """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into."""
+    """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into.
+
+    Attributes:
+        offset: of the command in the intake topic; -1 for a recurring job's run, which nobody asked for by itself.
+    """
 
     generation: int
     due_ms: int
@@ -87,6 +91,7 @@ class Defined(NamedTuple):
     work: bytes
     command: bytes
     recurrence: Recurrence | None = None
+    offset: int = -1
 
 
 class Dispatching(NamedTuple):
@@ -284,13 +289,14 @@ class Step:
 
     # --- commands ---
 
-    def schedule(self, record: Schedule, work: bytes, command: bytes) -> None:
+    def schedule(self, record: Schedule, work: bytes, command: bytes, offset: int = -1) -> None:
         """Defines a job, or redefines it, or finds that it is known.
 
         Args:
             record: the decoded command, already checked.
             work: its work, encoded.
             command: the whole command, encoded; equal bytes are the same command.
+            offset: of the command in the intake topic.
         """
         job_id = record["job_id"]
         known = self._defined(job_id)
@@ -303,7 +309,7 @@ class Step:
             self._replace(job_id, known)
         due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
-        defined = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence)
+        defined = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, offset)
         self.definitions[job_id] = defined
         self.counts.scheduled += 1
         if recurrence is not None:

@@ -239,7 +239,7 @@ class Partition:
         codec = self._codec
         splice_definition, encode_state = codec.splice_definition, codec.encode_state
         records: list[tuple[bytes, bytes | None]] = [
-            (DEFINITION + job_id.encode(), None if known is None else splice_definition(known.generation, known.command))
+            (DEFINITION + job_id.encode(), None if known is None else splice_definition(known.generation, known.offset, known.command))
             for job_id, known in step.definitions.items()
         ]
         records += [(STATE + job_id.encode(), None if state is None else encode_state(state)) for job_id, state in step.states.items()]

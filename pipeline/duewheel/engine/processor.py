@@ -413,7 +413,7 @@ class Processor:
             if kind is Kind.SCHEDULE:
                 queue = what["queue"]
                 if queue in queues or self._queue_partitions(queue):
-                    batch.step.schedule(what, work, value)
+                    batch.step.schedule(what, work, value, offset)
                 else:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
             elif kind is Kind.CANCEL:
@@ -486,7 +486,7 @@ class Processor:
         for stop in step.stops:
             produce(topology.control, codec.encode_stop(stop), stop["job_id"].encode())
         for job_id, reason, state, known in step.deaths:
-            definition = codec.splice_definition(known.generation, known.command)
+            definition = codec.splice_definition(known.generation, known.offset, known.command)
             dead_run = codec.splice_dead_run(job_id, state["token"], number, now_ms, reason, state, definition)
             produce(topology.dead_letter, dead_run, job_id.encode())
         for job_id, token, how in step.closings:

@@ -153,8 +153,8 @@ def _bury(refusal: Refusal) -> None:
 
 def _obey(command: Any, work: bytes, value: bytes) -> None:
     """What an owner writes of a job can be read by everybody."""
-    definition = codec.splice_definition(1, value)
-    agree("the definition", codec.decode_definition(definition), {"generation": 1, "schedule": command})
+    definition = codec.splice_definition(1, 7, value)
+    agree("the definition", codec.decode_definition(definition), {"generation": 1, "offset": 7, "schedule": command})
     agree("the glance", codec.peek_definition(definition).work, work)
     dispatch = codec.splice_dispatch(7, command["job_id"], 1, command["due_ms"], 1, 0, _NOW_MS, None, work)
     demand(len(dispatch) <= RECORD_BYTES_MAX, f"too large a dispatch: {len(dispatch):,} bytes")

@@ -75,8 +75,9 @@ def _check_peek(value: bytes, found: Any) -> None:
         return
     demand(not isinstance(found, UndecodableRecord), f"a glance refuses a good definition: {found}")
     schedule = whole[1]["schedule"]
+    rest = (schedule["recurrence"], whole[1]["offset"])
     seen = (whole[1]["generation"], schedule["due_ms"], schedule["queue"], schedule["retention_ms"], schedule["limits"])
-    agree("what a glance sees", found, Defined(*seen, encode_work(schedule["work"]), encode_schedule(schedule), schedule["recurrence"]))
+    agree("what a glance sees", found, Defined(*seen, encode_work(schedule["work"]), encode_schedule(schedule), *rest))
 
 
 def _check_dead_run(value: bytes, found: Any) -> None:

@@ -221,6 +221,7 @@ class Decoder:
             encode_work(schedule["work"]),
             encode_schedule(schedule),
             schedule["recurrence"],
+            record["offset"],
         )
 
     def decode_state(self, value: bytes | None) -> State:
@@ -376,7 +377,8 @@ def _stop(value: bytes) -> Stop:
 
 
 def _defined(value: bytes) -> Defined:
-    generation, schedule_at = long_at(value, HEADER_BYTES)
+    generation, at = long_at(value, HEADER_BYTES)
+    offset, schedule_at = long_at(value, at)
     id_size, at = long_at(value, schedule_at)
     at += id_size
     a, b, c, d, e, f = _two_times(value, at)
@@ -394,6 +396,7 @@ def _defined(value: bytes) -> Defined:
         value[middle_at + middle.work_at :],
         _SCHEDULE + value[schedule_at:],
         middle.recurrence,
+        offset,
     )
 
 

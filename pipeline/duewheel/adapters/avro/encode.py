@@ -141,9 +141,9 @@ def encode_definition(record: Definition) -> bytes:
     return encode("Definition", record)
 
 
-def splice_definition(generation: int, command: bytes) -> bytes:
+def splice_definition(generation: int, offset: int, command: bytes) -> bytes:
     """The Definition around `command`, an encoded Schedule of the current schema."""
-    return _DEFINITION + long(generation) + command[HEADER_BYTES:]
+    return _DEFINITION + long(generation) + long(offset) + command[HEADER_BYTES:]
 
 
 def encode_state(record: State) -> bytes:
