@@ -45,6 +45,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "follower.broker_away": Event("No broker answered; it is tried again.", ("bootstrap_servers", "error")),
     "follower.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "partition", "error")),
     # Reading partitions (adapters/kafka/readers.py)
+    "reader.close_abandoned": Event(
+        "Leaving a group took too long and is not waited for; the group notices by the session timeout.", ("topic", "group", "timeout_s")
+    ),
     "reader.cluster_trouble": Event("A connection to the cluster failed; the client tries again by itself.", ("error",)),
     "reader.error": Event("A partition could not be read for now; reading goes on by itself.", ("topic", "error")),
     # Waiting for jobs to end (client/results.py)

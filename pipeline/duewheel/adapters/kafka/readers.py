@@ -14,8 +14,9 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from duewheel.adapters.kafka.helper import Helper
 from duewheel.adapters.kafka.positions import settled
-from duewheel.adapters.kafka.settings import QUEUE_FULL_BACKOFF_MS, KafkaConfig
+from duewheel.adapters.kafka.settings import CLOSE_TIMEOUT_S, QUEUE_FULL_BACKOFF_MS, KafkaConfig
 from duewheel.ports import CommitRefused, GroupPosition, Offset, RebalanceListener, Record
 
 log = structlog.get_logger(__name__)
@@ -174,4 +175,12 @@ class KafkaGroupReader(_Reading):
         return {a.partition: GroupPosition(a.offset if a.offset >= 0 else None, a.metadata or "") for a in answers}
 
     def close(self) -> None:
-        self.consumer.close()
+        # Leaving a group has been seen to hang, on an overloaded machine. Whoever stops must come to an end: the group finds out by the
+        # session timeout that we are gone.
+        helper = Helper("duewheel-closing")
+        closed = helper.start(self.consumer.close)
+        helper.stop()
+        try:
+            closed.result(CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("reader.close_abandoned", topic=self._topic, group=self._group, timeout_s=CLOSE_TIMEOUT_S)

@@ -27,6 +27,9 @@ TRANSACTION_TIMEOUT_MS: Final = 30_000
 # MAX_POLL_INTERVAL_MS, so that a hung producer costs a batch and not the membership.
 TRANSACTION_CALL_TIMEOUT_S: Final = 20.0
 
+# Leaving a group takes a round trip, or a few on a machine that is overloaded. After that it is not waited for.
+CLOSE_TIMEOUT_S: Final = 15.0
+
 # AddOffsetsToTxn answers CONCURRENT_TRANSACTIONS while the last markers are being written: at librdkafka's default back-off of 100 ms
 # a transaction takes 102 ms, with 1 ms it takes 3.
 RETRY_BACKOFF_MS: Final = 1

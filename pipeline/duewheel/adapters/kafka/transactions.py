@@ -19,18 +19,17 @@ All finishing calls therefore run on a helper thread under our own clock; a thre
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from duewheel.adapters.kafka.helper import Helper
 from duewheel.adapters.kafka.settings import TRANSACTION_CALL_TIMEOUT_S, KafkaConfig
 from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
 
@@ -40,32 +39,6 @@ _INIT_TIMEOUT_S: Final = 5.0  # one try of init_transactions; callers go on poll
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.5
 _ABORT_FLUSH_S: Final = 5.0
-
-
-class _Helper:
-    """A thread that makes blocking calls for us, so that we can stop waiting for them."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="duewheel-transactions", daemon=True).start()
-
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            try:
-                call()
-            except BaseException as error:  # carried to the caller, whatever it is
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-    def start(self, call: Callable[[], None]) -> Future[None]:
-        future: Future[None] = Future()
-        self._calls.put((call, future))
-        return future
-
-    def stop(self) -> None:
-        self._calls.put(None)
 
 
 class KafkaTransactions:
@@ -89,7 +62,7 @@ class KafkaTransactions:
         self._cut_off = [False, False]
         self._abandoned: list[Producer] = []  # still referenced by hung threads; freeing one would block
         self._turn = 0
-        self._helper = _Helper()
+        self._helper = Helper("duewheel-transactions")
 
     def recover(self) -> bool:
         for index, producer in enumerate(self._producers):
@@ -159,7 +132,7 @@ class KafkaTransactions:
         log.error("transactions.call_hung", name=self.name, seconds=self._call_timeout_s)
         self._abandoned.append(producer)
         self._producers = [None, None]
-        self._helper = _Helper()
+        self._helper = Helper("duewheel-transactions")
 
     # --- what a transaction asks of its output ---
 
