@@ -72,8 +72,8 @@ class Asked:
     """
 
     __slots__ = (
-        "commands", "complete", "expires_ms", "expires_ms_max", "finishes", "offset", "recurs", "replaced_at", "retention_ms", "retention_ms_max",
-        "written_ms",
+        "commands", "complete", "expires_ms", "expires_ms_max", "finishes", "offset", "recurs", "replaced_at", "retention_ms",
+        "retention_ms_max", "written_ms",
     )  # fmt: skip
 
     def __init__(self) -> None:
