@@ -16,7 +16,7 @@ from opentelemetry import context as contexts
 from opentelemetry.sdk.trace import TracerProvider
 
 import duewheel
-from duewheel import Client, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
+from duewheel import Client, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
 from duewheel.client.reading import MARGIN_MS
@@ -181,6 +181,19 @@ def test_an_id_that_is_known_already_stands_for_the_job_that_is_known(site: Site
         replaced = client.schedule("double", 7, job_id="same", on_conflict="replace")
         assert replaced.wait(END_S).value == 14
         assert replaced.wait(END_S).generation == 2
+
+
+def test_what_becomes_of_a_job_whose_id_is_known_is_as_it_asked(site: Site) -> None:
+    with site.client() as client:
+        first = client.schedule("double", 1, job_id="once", on_conflict="reject")
+        assert first.decision(END_S) is Decision.CREATED
+        second = client.schedule("double", 2, job_id="once", on_conflict="reject")
+        assert second.decision(END_S) is Decision.REJECTED
+        with pytest.raises(JobConflict, match="job once was known already"):
+            second.wait(END_S)
+        assert first.wait(END_S).value == 2
+        assert client.schedule("double", 3, job_id="once").decision(END_S) is Decision.IGNORED
+        assert client.schedule("double", 3, job_id="once", on_conflict="replace").decision(END_S) is Decision.REPLACED
 
 
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:

@@ -49,7 +49,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
 _UNSAID: Final = RetryPolicy()
-_ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
+_ON_CONFLICT: Final = {choice.lower(): choice.value for choice in OnConflict}
 _MISFIRE: Final = {misfire.lower(): misfire.value for misfire in Misfire}
 _OVERLAP: Final = {overlap.lower(): overlap.value for overlap in Overlap}
 
@@ -66,7 +66,8 @@ class Job(NamedTuple):
         job_id: names the job for ever, and deduplicates: 1 to 255 bytes of UTF-8. One is made where none is given.
         queue: which workers.
         headers: strings that travel with the job, for its handler alone.
-        on_conflict: where the id is known already: `ignore` this job, or `replace` that one.
+        on_conflict: where the id is known already: `ignore` this job, `replace` that one, or `reject` this one, which leaves a dead letter
+            and makes `JobHandle.wait` raise.
         retention: how long a finished job stays known, and its id deduplicates: a timedelta, or seconds. A day by default.
         expires_at: no attempt starts at this time or later, given as `at` is; a job that none was started of by then ends as expired.
             Never by default.
@@ -99,7 +100,7 @@ class Job(NamedTuple):
     job_id: str | None = None
     queue: str = QUEUE_DEFAULT
     headers: Mapping[str, str] | None = None
-    on_conflict: Literal["ignore", "replace"] = "ignore"
+    on_conflict: Literal["ignore", "replace", "reject"] = "ignore"
     retention: timedelta | float | None = None
     expires_at: datetime | int | None = None
     retry: RetryPolicy | None = None
@@ -359,7 +360,7 @@ def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
 def _on_conflict(choice: object) -> str:
     symbol = _ON_CONFLICT.get(choice) if isinstance(choice, str) else None
     if symbol is None:
-        raise RejectedJob(Reason.BAD_ON_CONFLICT, f"on_conflict={choice!r} is unknown; it may be 'ignore' or 'replace'")
+        raise RejectedJob(Reason.BAD_ON_CONFLICT, f"on_conflict={choice!r} is unknown; it may be 'ignore', 'replace' or 'reject'")
     return symbol
 
 

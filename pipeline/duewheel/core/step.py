@@ -161,6 +161,7 @@ class Counts:
     """What became of the inputs, for logs and statistics.
 
     Attributes:
+        conflicts: schedules that were refused since their id was known, as they had asked.
         cancels_late: of jobs that were over, or dispatched already.
         redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
         redrives_refused: redrives of what is dead, and whose time to start is over.
@@ -179,6 +180,7 @@ class Counts:
     scheduled: int = 0
     duplicates: int = 0
     replaced: int = 0
+    conflicts: int = 0
     cancelled: int = 0
     cancels_late: int = 0
     cancels_unknown: int = 0
@@ -311,6 +313,9 @@ class Step:
             work: its work, encoded.
             command: the whole command, encoded; equal bytes are the same command.
             offset: of the command in the intake topic.
+
+        Raises:
+            RejectedJob: the id is known, and the command asks to be refused then. Nothing has changed.
         """
         job_id = record["job_id"]
         known = self._defined(job_id)
@@ -319,6 +324,9 @@ class Step:
             if record["on_conflict"] == OnConflict.IGNORE or known.command == command:
                 self.counts.duplicates += 1
                 return
+            if record["on_conflict"] == OnConflict.REJECT:
+                self.counts.conflicts += 1
+                raise _conflict(job_id, self._current(job_id, known))
             generation = known.generation + 1
             was = self._concluded(job_id, known, record["created_ms"])
             self._replace(job_id, known)
@@ -978,3 +986,12 @@ def _redriven_too_late(job_id: str, expires_ms: int, now_ms: int) -> RejectedJob
         f"{now_ms}. Look at it with duewheel dead show; to run it all the same, define the job anew with a later time, or drop it"
     )
     return RejectedJob(errors.Reason.EXPIRED, message)
+
+
+def _conflict(job_id: str, state: State) -> RejectedJob:
+    message = (
+        f"job {job_id!r} is known already: generation {state['generation']}, {state['phase']} since {state['changed_ms']}, and this "
+        "schedule asks to be refused then (on_conflict REJECT). Choose another id, or IGNORE to let the known job stand for this one, or "
+        "REPLACE"
+    )
+    return RejectedJob(errors.Reason.CONFLICT, message)
