@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -194,6 +197,22 @@ def test_what_becomes_of_a_job_whose_id_is_known_is_as_it_asked(site: Site) -> N
         assert first.wait(END_S).value == 2
         assert client.schedule("double", 3, job_id="once").decision(END_S) is Decision.IGNORED
         assert client.schedule("double", 3, job_id="once", on_conflict="replace").decision(END_S) is Decision.REPLACED
+
+
+def test_the_shell_is_told_what_was_decided(site: Site) -> None:
+    where = ("-b", site.kafka.bootstrap_servers, "--prefix", site.topology.prefix)
+
+    def schedule(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "duewheel.cli.main", "schedule", "double", "1", *arguments, *where]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    created = schedule("--job-id", "shell", "--on-conflict", "reject", "--json")
+    assert (created.returncode, json.loads(created.stdout)["decision"]) == (0, "CREATED")
+    rejected = schedule("--job-id", "shell", "--on-conflict", "reject")
+    assert (rejected.returncode, rejected.stdout) == (1, "")
+    assert "shell rejected: the id is known already" in rejected.stderr
+    ignored = schedule("--job-id", "shell", "--decision")
+    assert (ignored.returncode, ignored.stdout.rstrip()[-9:]) == (0, ", ignored")
 
 
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:

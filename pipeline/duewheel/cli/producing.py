@@ -116,6 +116,13 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_job_options
 @option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
 @option(
+    "--unique-by",
+    multiple=True,
+    callback=lambda _context, _parameter, names: names or None,
+    metavar="FIELD",
+    help="Make the id from these fields, so that there is one job for the same values: task, queue, or a field of PAYLOAD. Repeatable.",
+)
+@option(
     "--decision",
     "wait",
     is_flag=True,
@@ -132,6 +139,7 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
     Examples:
       duewheel schedule send_email '{"to": "ada@example.org"}'
       duewheel schedule send_email '{"to": "ada@example.org"}' --delay 10m --job-id welcome-ada
+      duewheel schedule send_email '{"to": "ada@example.org", "text": "hi"}' --unique-by task --unique-by to
       duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
       duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
       duewheel schedule charge 7 --attempts 8 --retry-delay 2s --retry-factor 3 --retry-jitter 0.5

@@ -18,7 +18,7 @@ a bounded buffer: over 100,000 jobs/s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -155,6 +155,7 @@ class Client:
         timeout: timedelta | float | None = None,
         total_timeout: timedelta | float | None = None,
         crash_limit: int | None = None,
+        unique_by: Sequence[str] | None = None,
         every: timedelta | float | None = None,
         every_after: timedelta | float | None = None,
         cron: str | None = None,
@@ -181,7 +182,8 @@ class Client:
         """
         job = Job(
             task, payload, at, delay, job_id, queue, headers, on_conflict, retention, expires_at, retry, timeout, total_timeout,
-            crash_limit, every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
+            crash_limit, unique_by,
+            every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
         )  # fmt: skip
         command = self._schedule(job)
         job_id, due_ms = command["job_id"], command["due_ms"]

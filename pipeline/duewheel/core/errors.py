@@ -62,6 +62,7 @@ class Reason(StrEnum):
     BAD_DUE = "bad_due"
     BAD_PAYLOAD = "bad_payload"
     BAD_ON_CONFLICT = "bad_on_conflict"
+    BAD_UNIQUE_BY = "bad_unique_by"
 
 
 class DuewheelError(Exception):
