@@ -33,7 +33,7 @@ def schedule(job_id: str, due_ms: int = START_MS, **fields: Any) -> Schedule:
     """A Schedule; `fields` are its own."""
     work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
     record: dict[str, Any] = {"job_id": job_id, "due_ms": due_ms, "created_ms": START_MS, "on_conflict": "IGNORE", "retention_ms": HOUR_MS}
-    return cast(Schedule, record | {"queue": "default", "limits": None, "recurrence": None, "work": work} | fields)
+    return cast(Schedule, record | {"queue": "default", "limits": None, "recurrence": None, "delivery": None, "work": work} | fields)
 
 
 def outcome(job_id: str, token: int, result: str, **fields: Any) -> Outcome:

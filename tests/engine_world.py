@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
-from duewheel.core.model import Dispatch, Limits, OnConflict, Outcome, Recurrence, Result, Schedule
+from duewheel.core.model import Delivery, Dispatch, Limits, OnConflict, Outcome, Recurrence, Result, Schedule
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import Stage
 from duewheel.engine.processor import Processor
@@ -232,7 +232,13 @@ class Memory:
 class Instance:
     """A processor with empty stores that is given partitions, and driven."""
 
-    def __init__(self, world: World, *partitions: int, open_store: Callable[[int], Memory] = lambda number: Memory()) -> None:
+    def __init__(
+        self,
+        world: World,
+        *partitions: int,
+        open_store: Callable[[int], Memory] = lambda number: Memory(),
+        may_deliver_to: Callable[[str], bool] = lambda topic: False,
+    ) -> None:
         self.world = world
         self.intake = Reader(world, TOPOLOGY.intake)
         self.processor = Processor(
@@ -249,6 +255,7 @@ class Instance:
             partition_of=partition_of,
             sleep=lambda seconds: None,
             broker_timeout_ms=300_000,
+            may_deliver_to=may_deliver_to,
         )
         if partitions:
             self.assign(*partitions)
@@ -273,6 +280,7 @@ def schedule(
     limits: Limits | None = None,
     recurrence: Recurrence | None = None,
     on_conflict: OnConflict = OnConflict.IGNORE,
+    delivery: Delivery | None = None,
 ) -> None:
     """Puts a schedule into the intake log."""
     record: Schedule = {
@@ -284,6 +292,7 @@ def schedule(
         "queue": queue,
         "limits": limits,
         "recurrence": recurrence,
+        "delivery": delivery,
         "work": {"task": "t", "content_type": "application/octet-stream", "payload": payload, "headers": {}, "policy": None},
     }
     command(world, job_id, codec.encode_schedule(record))

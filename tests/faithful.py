@@ -310,7 +310,7 @@ class Producer:
             self.owner.created[self.job_id, generation] = created_ms
             on_conflict = OnConflict.REPLACE if replaces else OnConflict.IGNORE
             record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
-            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": limits, "recurrence": None}
+            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": limits, "recurrence": None, "delivery": None}
             before = step.counts.duplicates
             step.schedule(record, b"work", f"{due_ms} {created_ms}".encode())
             if step.counts.duplicates > before:

@@ -3,6 +3,7 @@
 from duewheel.client import (
     Client,
     Decision,
+    Delivery,
     Job,
     JobConflict,
     JobDidNotSucceed,
@@ -34,6 +35,7 @@ __all__ = [
     "Client",
     "Context",
     "Decision",
+    "Delivery",
     "Discard",
     "HeartbeatTimeout",
     "Job",

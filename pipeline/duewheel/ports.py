@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Limits, Outcome, Progress, State, Stop, Terms
+from duewheel.core.model import DeadLetter, DeadRunClosed, Delivery, Dispatch, Limits, Outcome, Progress, State, Stop, Terms
 from duewheel.core.step import Defined
 
 
@@ -305,7 +305,15 @@ class Codec(Protocol):
         """The encoded Definition around an encoded Schedule."""
 
     def splice_schedule(
-        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+        self,
+        job_id: str,
+        due_ms: int,
+        created_ms: int,
+        retention_ms: int,
+        queue: str,
+        limits: Limits | None,
+        delivery: Delivery | None,
+        work: bytes,
     ) -> bytes:
         """The encoded Schedule of a job that runs once, around encoded work."""
 
@@ -330,6 +338,9 @@ class Codec(Protocol):
 
     def peek_definition(self, value: bytes) -> Defined:
         """What the rules need of an encoded Definition, without looking into its work."""
+
+    def decode_content(self, work: bytes) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers of encoded work."""
 
 
 class WorkerCodec(Protocol):

@@ -68,7 +68,7 @@ def schedule(job_id: str, due_ms: int, **fields: Any) -> Schedule:
     """A Schedule; `fields` are its own or its work's."""
     work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
     record: dict[str, Any] = {"job_id": job_id, "due_ms": due_ms, "created_ms": now_ms(), "on_conflict": "IGNORE", "retention_ms": DAY_MS}
-    record |= {"queue": "default", "limits": None, "recurrence": None, "work": work}
+    record |= {"queue": "default", "limits": None, "recurrence": None, "delivery": None, "work": work}
     for name, value in fields.items():
         (work if name in work else record)[name] = value
     return cast(Schedule, record)

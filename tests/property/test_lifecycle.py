@@ -155,6 +155,7 @@ class Job:
                 "queue": "default",
                 "limits": self.limits,
                 "recurrence": None,
+                "delivery": None,
                 "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
             },
             b"work",

@@ -105,6 +105,7 @@ def schedule(job_id: str, due_ms: int, created_ms: int, on_conflict: str, limits
         "queue": "default",
         "limits": limits,
         "recurrence": None,
+        "delivery": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 

@@ -280,6 +280,7 @@ def test_W11_the_largest_job_fits_everywhere_it_travels() -> None:
         "queue": "q" * QUEUE_CHARS_MAX,
         "limits": {"expires_ms": 2**63 - 1, "total_timeout_ms": 2**63 - 1, "crashes_max": 2**31 - 1},
         "recurrence": largest_recurrence(),
+        "delivery": None,
         "work": {
             "task": "t" * TASK_BYTES_MAX,
             "content_type": "application/octet-stream",

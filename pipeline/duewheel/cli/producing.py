@@ -1,4 +1,4 @@
-"""`duewheel schedule`, `duewheel cancel` and `duewheel encode`."""
+"""`duewheel schedule`, `duewheel deliver`, `duewheel cancel` and `duewheel encode`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import Decorator, cluster_options, option
 from duewheel.cli.schedule import CommandOrGroup, schedule_next
 from duewheel.cli.times import duration, instant
-from duewheel.client import Decision, Job
-from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.client import Decision, Delivery, Job, JobHandle
+from duewheel.client.commands import cancel_command, deliver_command, drop_command, redrive_command, schedule_command
 from duewheel.core.limits import CRASHES_MAX_DEFAULT, MISFIRE_MAX_DEFAULT, OVERLAP_MAX_DEFAULT
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
@@ -36,6 +36,40 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
     return headers
 
 
+# What jobs that workers run and records to deliver have in common.
+_WHEN: Final[tuple[Decorator, ...]] = (
+    option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
+    option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
+)  # fmt: skip
+_KEPT: Final[tuple[Decorator, ...]] = (
+    option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE",
+           help="Travels with it, for whoever gets it. Repeatable."),
+    option("--on-conflict", type=click.Choice(["ignore", "replace", "reject"]), default="ignore", show_default=True,
+            help="Where the job id is known already: ignore this job, replace that one, or reject this one."),
+    option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
+    option("--expires-at", type=instant, metavar="TIME",
+            help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
+)  # fmt: skip
+_RECURRING: Final[tuple[Decorator, ...]] = (
+    option("--every", type=duration, help="Run again and again, so long after one another, from --start, --at, --delay or now on."),
+    option("--every-after", type=duration, help="The same, counted from the end of the run before."),
+    option("--cron", metavar="LINE", help="Run as a cron line says; duewheel schedule next LINE shows when that is."),
+    option("--tz", metavar="ZONE", help="Whose clocks the line means: an IANA name, as Europe/Berlin.  [default: UTC]"),
+    option("--start", type=instant, metavar="TIME", help="No run before; --every counts from here. It may have passed."),
+    option("--end", type=instant, metavar="TIME", help="No run at this time or later."),
+    option("--max-runs", type=int, metavar="COUNT", help="How many times to run at most.  [default: no limit]"),
+    option("--jitter", type=duration, help="Start each run up to so long after its time.  [default: 0s]"),
+    option("--misfire", type=click.Choice(["once", "skip", "all"]),
+            help="Of times at which nobody was there, run the newest, none, or the newest --misfire-limit.  [default: once]"),
+    option("--misfire-limit", type=int, metavar="COUNT", help=f"Of --misfire all.  [default: {MISFIRE_MAX_DEFAULT}]"),
+    option("--grace", type=duration, help="How late a time may be and is not missed yet.  [default: 1m]"),
+    option("--overlap", type=click.Choice(["skip", "allow", "queue", "replace"]),
+            help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what "
+            "goes on.  [default: skip]"),
+    option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
+)  # fmt: skip
+
+
 def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what a job is made of, apart from its id's option; the command receives `job`, a Job."""
     parts: Final[tuple[Decorator, ...]] = (
@@ -43,15 +77,9 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("payload", required=False),
         option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
                 help="Send this file's bytes as they are; - is standard input."),
-        option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
-        option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
+        *_WHEN,
         option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers; `duewheel topics apply -q` makes queues."),
-        option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
-        option("--on-conflict", type=click.Choice(["ignore", "replace", "reject"]), default="ignore", show_default=True,
-                help="Where the job id is known already: ignore this job, replace that one, or reject this one."),
-        option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
-        option("--expires-at", type=instant, metavar="TIME",
-                help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
+        *_KEPT,
         option("--attempts", type=int, metavar="COUNT", help="How many attempts may fail, 1 is no retry.  [default: as the task says]"),
         option("--retry-delay", "retry_delays", multiple=True, type=duration,
                 help="The wait before the second attempt; given again, before the third, and so on. The last one holds for all further.  "
@@ -65,37 +93,63 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="How long all attempts together may take, waits included, from when the first is handed out.  [default: for ever]"),
         option("--crash-limit", type=int, metavar="COUNT",
                 help=f"How many attempts may end because their worker vanished.  [default: {CRASHES_MAX_DEFAULT}]"),
-        option("--every", type=duration, help="Run again and again, so long after one another, from --start, --at, --delay or now on."),
-        option("--every-after", type=duration, help="The same, counted from the end of the run before."),
-        option("--cron", metavar="LINE", help="Run as a cron line says; duewheel schedule next LINE shows when that is."),
-        option("--tz", metavar="ZONE", help="Whose clocks the line means: an IANA name, as Europe/Berlin.  [default: UTC]"),
-        option("--start", type=instant, metavar="TIME", help="No run before; --every counts from here. It may have passed."),
-        option("--end", type=instant, metavar="TIME", help="No run at this time or later."),
-        option("--max-runs", type=int, metavar="COUNT", help="How many times to run at most.  [default: no limit]"),
-        option("--jitter", type=duration, help="Start each run up to so long after its time.  [default: 0s]"),
-        option("--misfire", type=click.Choice(["once", "skip", "all"]),
-                help="Of times at which nobody was there, run the newest, none, or the newest --misfire-limit.  [default: once]"),
-        option("--misfire-limit", type=int, metavar="COUNT", help=f"Of --misfire all.  [default: {MISFIRE_MAX_DEFAULT}]"),
-        option("--grace", type=duration, help="How late a time may be and is not missed yet.  [default: 1m]"),
-        option("--overlap", type=click.Choice(["skip", "allow", "queue", "replace"]),
-                help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what "
-                "goes on.  [default: skip]"),
-        option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
+        *_RECURRING,
     )  # fmt: skip
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> Any:
-        fields = {name: given.pop(name) for name in Job._fields if name in given and name not in ("payload", "timeout")}
-        if fields["cron"] is None:
-            fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
+        fields = _fields(Job, given)
         payload = _payload(given.pop("payload"), given.pop("payload_file"))
         retry = _retry(*(given.pop(name) for name in ("attempts", "retry_delays", "retry_factor", "retry_jitter")))
         return command(job=Job(payload=payload, retry=retry, timeout=given.pop("run_timeout"), **fields), **given)
 
-    whole: Callable[..., Any] = wrapped
+    return _decorated(wrapped, parts)
+
+
+def _delivered_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `_job_options`, for a record to deliver: the command receives `record`, a Delivery."""
+    parts: Final[tuple[Decorator, ...]] = (
+        click.argument("topic"),
+        option("--key", "-k", help="The record's key, which decides about its partition.  [default: none, and any partition]"),
+        option("--value", "-v", help="The record's value; - reads it from standard input."),
+        option("--value-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+                help="This file's bytes are the value."),
+        option("--tombstone", is_flag=True, help="The record has no value, which deletes its key from a compacted topic."),
+        *_WHEN,
+        *_KEPT,
+        *_RECURRING,
+    )  # fmt: skip
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> Any:
+        value = _value(given.pop("value"), given.pop("value_file"), is_tombstone=given.pop("tombstone"))
+        return command(record=Delivery(value=value, **_fields(Delivery, given)), **given)
+
+    return _decorated(wrapped, parts)
+
+
+def _fields(kind: type[Job] | type[Delivery], given: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of what was given what is a field as it is."""
+    fields = {name: given.pop(name) for name in kind._fields if name in given and name not in ("payload", "timeout")}
+    if fields["cron"] is None:
+        fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
+    return fields
+
+
+def _decorated(command: Callable[..., Any], parts: tuple[Decorator, ...]) -> Callable[..., Any]:
     for part in reversed(parts):
-        whole = part(whole)
-    return whole
+        command = part(command)
+    return command
+
+
+def _value(text: str | None, file: Path | None, *, is_tombstone: bool) -> bytes | None:
+    if (text is not None) + (file is not None) + is_tombstone != 1:
+        raise click.UsageError("--value, --value-file and --tombstone each say what the record's value is; give one of them")
+    if is_tombstone:
+        return None
+    if "-" in (text, str(file)):
+        return sys.stdin.buffer.read()
+    return text.encode() if file is None and text is not None else Path(str(file)).read_bytes()
 
 
 def _retry(attempts: int | None, delays: tuple[timedelta, ...], factor: float | None, jitter: float | None) -> RetryPolicy | None:
@@ -106,7 +160,15 @@ def _retry(attempts: int | None, delays: tuple[timedelta, ...], factor: float | 
     return RetryPolicy(attempts=attempts, delays=delays, factor=1.0 if factor is None else factor, jitter=0.0 if jitter is None else jitter)
 
 
-def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
+_WAIT: Final = option(
+    "--decision",
+    "wait",
+    is_flag=True,
+    help="Wait until it was taken in, and say whether it was created, replaced another, or was ignored.",
+)
+
+
+def _sending_options(command: Callable[..., Any]) -> Callable[..., Any]:
     timeout = option("--timeout", type=duration, default="30s", show_default=True, help="How long to wait for an acknowledgement.")
     as_json = option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
     return cluster_options(timeout(as_json(command)))
@@ -122,13 +184,8 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="FIELD",
     help="Make the id from these fields, so that there is one job for the same values: task, queue, or a field of PAYLOAD. Repeatable.",
 )
-@option(
-    "--decision",
-    "wait",
-    is_flag=True,
-    help="Wait until it was taken in, and say whether it was created, replaced another, or was ignored.",
-)
-@_delivery_options
+@_WAIT
+@_sending_options
 def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, wait: bool, job: Job) -> None:
     """Schedules a job, and returns when it is durable.
 
@@ -165,6 +222,48 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
     with producing_client(kafka, topology, timeout.total_seconds()) as client:
         handle = client.schedule(**job._asdict())
         decision = handle.decision(timeout) if job.on_conflict == "reject" or wait else None
+    _tell(topology, handle, decision, as_json=as_json)
+
+
+schedule.add_command(schedule_next)
+
+
+@click.command()
+@_delivered_options
+@option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
+@_WAIT
+@_sending_options
+def deliver(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, wait: bool, record: Delivery) -> None:
+    """Lets a record be put on a topic at its time, and returns when the request is durable.
+
+    No worker is needed: the processors put it on TOPIC, in one transaction with the end of the job. Consumers that read only what is
+    committed see it exactly once. Without --at or --delay it is delivered at once.
+
+    \b
+    Examples:
+      duewheel deliver reminders --key ada --value '{"text": "tea"}' --delay 10m
+      duewheel deliver orders.late --key 4711 --value-file order.avro --at 2030-01-31T18:00:00Z --job-id order-4711
+      duewheel deliver ticks --value tick --every 1m --job-id ticks
+      duewheel deliver sessions --key ada --tombstone --delay 30m --job-id session-ada --on-conflict replace
+
+    TOPIC must be one that the processors were told of (duewheel processor --deliver-to). Otherwise the request is refused when it is taken
+    in: --decision waits for that, and `duewheel dead list --refused` shows it. If TOPIC does not exist when the time comes, the record
+    waits until it does.
+
+    The record has three headers of Duewheel's own beside those given: duewheel-job-id, duewheel-slot-ms and duewheel-token.
+
+    Cancel it as any job: duewheel cancel JOB_ID. With --every, --every-after or --cron each record is a run of its own: docs/schedules.md.
+    """
+    from duewheel.wiring import producing_client
+
+    with producing_client(kafka, topology, timeout.total_seconds()) as client:
+        handle = client.deliver(**record._asdict())
+        decision = handle.decision(timeout) if record.on_conflict == "reject" or wait else None
+    _tell(topology, handle, decision, as_json=as_json)
+
+
+def _tell(topology: Topology, handle: JobHandle, decision: Decision | None, *, as_json: bool) -> None:
+    """Says what is durable, and what was decided about it where that was waited for."""
     told = {} if decision is None else {"decision": decision.value}
     if as_json:
         where = {"partition": handle.partition, "offset": handle.offset}
@@ -179,12 +278,9 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
         raise SystemExit(EXIT_REJECTED)
 
 
-schedule.add_command(schedule_next)
-
-
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID…")
-@_delivery_options
+@_sending_options
 def cancel(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, job_ids: tuple[str, ...]) -> None:
     """Asks for jobs not to be started any more, and returns when the requests are durable.
 
@@ -244,6 +340,25 @@ def encode_schedule(as_hex: bool, as_key: bool, job: Job) -> None:
     from duewheel.adapters.system import SystemClock, new_job_id
 
     command = schedule_command(job, SystemClock().wall_ms(), new_job_id)
+    _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
+
+
+@encode.command("deliver")
+@_delivered_options
+@option("--job-id", required=True, help="Names the job and deduplicates; it is the key of the request.")
+@option("--hex", "as_hex", is_flag=True, help="Write hexadecimal digits and a newline, not bytes.")
+@option("--request-key", "as_key", is_flag=True, help="Write the request's key, not its value.")
+def encode_deliver(as_hex: bool, as_key: bool, record: Delivery) -> None:
+    """Writes the bytes that let a record be delivered. Arguments and options are those of `duewheel deliver`.
+
+    \b
+    Example:
+      duewheel encode deliver reminders --key ada --value tea --at 2030-01-31T18:00:00Z --job-id tea-ada > command.bin
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock, new_job_id
+
+    command = deliver_command(record, SystemClock().wall_ms(), new_job_id)
     _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
 
 

@@ -2,12 +2,13 @@
 
 from duewheel.client.bulk import JobFailed, Scheduled
 from duewheel.client.client import Client, JobHandle
-from duewheel.client.commands import Job
+from duewheel.client.commands import Delivery, Job
 from duewheel.client.reading import Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobResult, JobUnknown
 
 __all__ = [
     "Client",
     "Decision",
+    "Delivery",
     "Job",
     "JobConflict",
     "JobDidNotSucceed",

@@ -249,6 +249,8 @@ class Audit:
         recurrence = record["recurrence"]
         if recurrence is not None:
             asked.recurs, asked.finishes = True, asked.finishes or bool(recurrence["runs_max"] or recurrence["end_ms"])
+        elif record["delivery"] is not None:
+            asked.finishes = True
         is_repeated = asked.commands == [digest]
         if record["on_conflict"] == OnConflict.REPLACE:
             asked.commands, asked.replaced_at, asked.complete = [digest], offset, True

@@ -28,6 +28,7 @@ from duewheel.core.limits import DEAD_RETENTION_MS, HOUR_MS
 from duewheel.core.model import Overlap, Phase, RecurrenceKind, Result
 from duewheel.core.recurrence import jittered_ms, next_slot_ms
 from duewheel.core.run_ids import RunId, parse
+from duewheel.core.step import LANE
 
 # A producer's clock says when a command was made. It lies on the intake if the intake reaches back to this much before that.
 _PRODUCER_SKEW_MS: Final = HOUR_MS
@@ -109,7 +110,7 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     if job.has_unread or (job.is_dropped and job.failed_ms):
         return
     if asked.finishes:
-        audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself leaves no outcome that says when
+        audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself, and a delivery, leave no outcome that says when
         return
     gone_ms = job.gone_ms or now_ms
     facts: dict[str, Fact] = {"offset": asked.offset, "acknowledged_ms": asked.written_ms, "gone_ms": job.gone_ms or None}
@@ -169,7 +170,7 @@ def _judge_state(audit: Audit, job_id: str, job: Job) -> None:
 def _judge_dispatches(audit: Audit, job_id: str, job: Job) -> None:
     if job.dispatches > 1:
         audit.find(Kind.DISPATCHED_TWICE, job_id, token=job.token, count=job.dispatches)
-    if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None:
+    if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None or job.queue.startswith(LANE):
         return
     made_ms = job.changed_ms if job.phase == Phase.DISPATCHED else job.defined_ms
     if _reaches(audit, f"dispatch {job.queue}", made_ms):
@@ -184,6 +185,8 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         return
     if job.recurrence is not None and job.is_governed and job.phase == Phase.SUCCEEDED:
         _judge_finished(audit, job_id, job)
+        return
+    if job.phase == Phase.SUCCEEDED and not job.dispatches and _delivered(audit, job_id, job):
         return
     if job.said & SAID[Result(job.phase or "")]:  # an end bears the name of the outcome that brings it about
         return
@@ -201,6 +204,18 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
     else:
         audit.pass_over(Unjudged.OUTCOMES)
+
+
+def _delivered(audit: Audit, job_id: str, job: Job) -> bool:
+    """Judges the end of a delivery, which nobody tells: it was given a token, at its time or later. False where it is none."""
+    if not job.is_governed:
+        audit.pass_over(Unjudged.STATE)  # whether the older generation was a delivery nobody knows any more
+        return True
+    if not job.queue.startswith(LANE):
+        return False
+    if not job.token or job.changed_ms < job.due_ms:
+        audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
+    return True
 
 
 def _judge_finished(audit: Audit, job_id: str, job: Job) -> None:

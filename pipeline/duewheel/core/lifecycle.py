@@ -28,6 +28,8 @@ start is over, EXHAUSTED that the crash limit or the time for all attempts is us
 dispatch may have nowhere to go: PARKED says that its queue cannot take it just now. A redefined job begins anew: its newest generation is
 WAITING, whatever became of the one before.
 
+A job that is a record to deliver has no attempts: it is WAITING until the transaction that puts the record on its topic: DELIVERED.
+
 A recurring job is never dispatched, since each of its runs is a job of its own, which goes this way. It is WAITING until its last slot is
 past: FINISHED.
 """
@@ -65,6 +67,7 @@ class Event(StrEnum):
     PARKED = "PARKED"
     REDRIVE = "REDRIVE"
     FINISHED = "FINISHED"  # of a recurring job: no slot is left
+    DELIVERED = "DELIVERED"  # of a record to deliver: it is on its topic
 
 
 # What happens to a dispatch, whether or not its worker has said that it started.
@@ -95,6 +98,7 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
     (Phase.WAITING, Event.FINISHED): Phase.SUCCEEDED,
+    (Phase.WAITING, Event.DELIVERED): Phase.SUCCEEDED,
     **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},
     **{(Phase.RUNNING, event): after for event, after in _HANDED_OUT.items()},
     (Phase.RUNNING, Event.LEASE_EXPIRED): Phase.DISPATCHED,

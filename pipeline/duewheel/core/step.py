@@ -55,6 +55,7 @@ from duewheel.core.limits import (
 from duewheel.core.model import (
     Cancel,
     Closing,
+    Delivery,
     Drop,
     Ending,
     Failure,
@@ -74,6 +75,7 @@ from duewheel.core.model import (
 from duewheel.core.overlap import Look, Start, after_end, look, take_over
 from duewheel.core.recurrence import first_slot_ms, jittered_ms
 from duewheel.core.run_ids import parse, run_id
+from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.core.wheel import job_of, timer_key
 
 
@@ -81,6 +83,7 @@ class Defined(NamedTuple):
     """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into.
 
     Attributes:
+        queue: or the lane, which stands for it where a record is to be delivered: see `lane`.
         offset: of the command in the intake topic; -1 for a recurring job's run, which nobody asked for by itself.
     """
 
@@ -93,6 +96,16 @@ class Defined(NamedTuple):
     command: bytes
     recurrence: Recurrence | None = None
     offset: int = -1
+    delivery: Delivery | None = None
+
+
+def lane(queue: str, delivery: Delivery | None) -> str:
+    """What stands for the queue where a record is to be delivered: ">" and its topic, which is no queue's name. So whatever is known of
+    queues holds for topics too: whether they exist, take records, are doubted."""
+    return queue if delivery is None else LANE + delivery["topic"]
+
+
+LANE: Final = ">"
 
 
 class Dispatching(NamedTuple):
@@ -105,6 +118,16 @@ class Dispatching(NamedTuple):
     slot_ms: int
     attempt: int
     terms: Terms | None
+    work: bytes
+
+
+class Delivering(NamedTuple):
+    """One record to put on the topic that `delivery` names."""
+
+    delivery: Delivery
+    token: int
+    job_id: str
+    slot_ms: int
     work: bytes
 
 
@@ -174,7 +197,8 @@ class Counts:
         slots_fired: slots of recurring jobs that runs were handed out for.
         slots_missed, slots_overlapped: those that were left out because they came too late, or because others were still going on. Of a
             cron line that was away for long, `SLOTS_COUNTED_MAX` missed ones stand for so many or more.
-        late_ms_max: how much later than due a first attempt was dispatched, at most.
+        delivered: records that were put on their topics.
+        late_ms_max: how much later than due a first attempt was dispatched, or a record delivered, at most.
     """
 
     scheduled: int = 0
@@ -208,6 +232,7 @@ class Counts:
     slots_fired: int = 0
     slots_missed: int = 0
     slots_overlapped: int = 0
+    delivered: int = 0
     late_ms_max: int = 0
 
     def add(self, other: Counts) -> None:
@@ -229,11 +254,28 @@ class SpliceSchedule(Protocol):
     """The encoded Schedule of a job that runs once, around encoded work: as in `ports.Codec`."""
 
     def __call__(
-        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+        self,
+        job_id: str,
+        due_ms: int,
+        created_ms: int,
+        retention_ms: int,
+        queue: str,
+        limits: Limits | None,
+        delivery: Delivery | None,
+        work: bytes,
     ) -> bytes: ...
 
 
-def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
+def _cannot_splice(
+    job_id: str,
+    due_ms: int,
+    created_ms: int,
+    retention_ms: int,
+    queue: str,
+    limits: Limits | None,
+    delivery: Delivery | None,
+    work: bytes,
+) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
 
 
@@ -270,6 +312,7 @@ class Step:
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
         fired: timer keys that had their moment; what lies behind the earliest timer is removed from disk by range.
         dispatches: attempts to hand out, in order of their tokens.
+        deliveries: records to put on topics, likewise.
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
@@ -299,6 +342,7 @@ class Step:
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
     left_out: dict[str, None] = field(default_factory=dict)
+    deliveries: list[Delivering] = field(default_factory=list)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
@@ -332,7 +376,10 @@ class Step:
             self._replace(job_id, known)
         due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
-        defined = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, offset)
+        delivery = record["delivery"]
+        queue = record["queue"] if delivery is None else lane(record["queue"], delivery)
+        retained_ms, limits = record["retention_ms"], record["limits"]
+        defined = Defined(generation, due_ms, queue, retained_ms, limits, work, command, recurrence, offset, delivery)
         self.definitions[job_id] = defined
         self.counts.scheduled += 1
         if recurrence is not None:
@@ -687,9 +734,11 @@ class Step:
 
     def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int) -> None:
         """Defines the run of a slot."""
-        command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
+        delivery = known.delivery
+        queue = known.queue if delivery is None else QUEUE_DEFAULT
+        command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, queue, known.limits, delivery, known.work)
         self.size_bytes += len(command) + _RUN_BYTES
-        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command)
+        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command, delivery=delivery)
         self.definitions[job_id] = run
         if due_ms <= self.now_ms:
             self._first(job_id, run)
@@ -810,6 +859,9 @@ class Step:
         if known.queue not in self.queues and not self._found(known.queue):
             self._park(job_id, known, self._current(job_id, known), attempt - 1, crashes, trail)
             return
+        if known.delivery is not None:
+            self._deliver(job_id, known, known.delivery)
+            return
         generation, due_ms = known.generation, known.due_ms
         self.token += 1
         self.size_bytes += len(known.work)
@@ -828,6 +880,16 @@ class Step:
             "trail": trail,
         }
         self.counts.dispatched += 1
+
+    def _deliver(self, job_id: str, known: Defined, delivery: Delivery) -> None:
+        """Puts a record on its topic, and so ends the job: the transaction that writes the state is the one that has the record."""
+        state = self._current(job_id, known)
+        self.token += 1
+        self.size_bytes += len(known.work)
+        self.deliveries.append(Delivering(delivery, self.token, job_id, known.due_ms, known.work))
+        self.counts.delivered += 1
+        after = follow(state["phase"], Event.DELIVERED)
+        self._move(job_id, state, after, None, attempt=1, token=self.token, slot_ms=known.due_ms)
 
     def _found(self, queue: str) -> bool:
         """Whether the queue exists; asked once a step."""

@@ -35,6 +35,7 @@ from duewheel.adapters.avro.encode import (
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import Reader
 from duewheel.adapters.avro.varints import FIRST, SECOND, THIRD, long_at
+from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import (
     Cancel,
@@ -42,6 +43,7 @@ from duewheel.core.model import (
     DeadRun,
     DeadRunClosed,
     Definition,
+    Delivery,
     Dispatch,
     Drop,
     Ending,
@@ -58,7 +60,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.step import Defined
+from duewheel.core.step import Defined, lane
 
 _SCHEDULE: Final = CURRENT["Schedule"].header
 _CANCEL: Final = CURRENT["Cancel"].header
@@ -111,14 +113,15 @@ class _Middle(NamedTuple):
     queue: str
     limits: Limits | None
     recurrence: Recurrence | None
+    delivery: Delivery | None
     task: str
     content_type: str
     work_at: int  # counted from the beginning of `encoded`
 
 
-# By their first bytes. No shorter middle is legal: seven lengths and numbers, a letter each of queue and task, and application/json.
+# By their first bytes. No shorter middle is legal: eight lengths and numbers, a letter each of queue and task, and application/json.
 # Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
-_MIDDLE_BYTES_MIN: Final = 25
+_MIDDLE_BYTES_MIN: Final = 26
 _middles: dict[bytes, _Middle] = {}
 
 # By all of their bytes.
@@ -215,14 +218,28 @@ class Decoder:
         return Defined(
             record["generation"],
             schedule["due_ms"],
-            schedule["queue"],
+            lane(schedule["queue"], schedule["delivery"]),
             schedule["retention_ms"],
             schedule["limits"],
             encode_work(schedule["work"]),
             encode_schedule(schedule),
             schedule["recurrence"],
             record["offset"],
+            schedule["delivery"],
         )
+
+    def decode_content(self, work: bytes) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers of encoded work, as it ends a Schedule that was decoded or peeked at."""
+        try:
+            _, at = _string_at(work, 0)
+            _, at = _string_at(work, at)
+            payload, at = _bytes_at(work, at)
+            headers = _long_headers_at(work, at)[0] if work[at] else {}
+        except _UNUSUAL as error:
+            raise UndecodableRecord(
+                Reason.MALFORMED, "the work of a job that is kept is damaged, so that it cannot be delivered"
+            ) from error
+        return payload, headers
 
     def decode_state(self, value: bytes | None) -> State:
         """A State."""
@@ -300,7 +317,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
     middle = _middles.get(value[middle_at : middle_at + _MIDDLE_BYTES_MIN])
     if middle is None or not value.startswith(middle[0], middle_at):
         middle = _read_middle(value, middle_at)
-    encoded, on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at = middle
+    encoded, on_conflict, retention_ms, queue, limits, recurrence, delivery, task, content_type, work_at = middle
     payload, at = _bytes_at(value, middle_at + len(encoded))
     headers: dict[str, str]
     policy: Policy | None
@@ -320,6 +337,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
             "queue": queue,
             "limits": limits,
             "recurrence": recurrence,
+            "delivery": delivery,
             "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers, "policy": policy},
         },
         value[middle_at + work_at :],
@@ -333,16 +351,20 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
     retention_ms, at = long_at(value, begin + 1)
     queue, at = _string_at(value, at)
     limits, at = _limits_at(value, at)
-    recurrence, work_at = _recurrence_at(value, at)
+    recurrence, at = _recurrence_at(value, at)
+    delivery, work_at = _delivery_at(value, at)
     task, at = _string_at(value, work_at)
     content_type, at = _string_at(value, at)
     on_conflict = _CONFLICTS[conflict >> 1]
-    middle = _Middle(value[begin:at], on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at - begin)
-    # What expires, begins or ends does so at a time of its own, most likely: remembering it would push out what others share.
-    has_own_time = (limits is not None and limits["expires_ms"]) or (
-        recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"])
+    middle = _Middle(value[begin:at], on_conflict, retention_ms, queue, limits, recurrence, delivery, task, content_type, work_at - begin)
+    # What expires, begins or ends does so at a time of its own, most likely, and a key is of one thing: remembering them would push out
+    # what others share.
+    is_its_own = (
+        (limits is not None and limits["expires_ms"])
+        or (recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"]))
+        or (delivery is not None and delivery["key"] is not None)
     )
-    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not has_own_time:
+    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not is_its_own:
         if len(_middles) >= REMEMBERED_MAX:
             _middles.clear()
         _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
@@ -390,13 +412,14 @@ def _defined(value: bytes) -> Defined:
     return Defined(
         generation,
         FIRST[a] + SECOND[b] + THIRD[c],
-        middle.queue,
+        middle.queue if middle.delivery is None else lane(middle.queue, middle.delivery),
         middle.retention_ms,
         middle.limits,
         value[middle_at + middle.work_at :],
         _SCHEDULE + value[schedule_at:],
         middle.recurrence,
         offset,
+        middle.delivery,
     )
 
 
@@ -644,6 +667,20 @@ def _recurrence_at(value: bytes, at: int) -> tuple[Recurrence | None, int]:
         "overlap": overlap,
         "overlap_max": overlap_max,
     }, at
+
+
+def _delivery_at(value: bytes, at: int) -> tuple[Delivery | None, int]:
+    branch = value[at]
+    if branch == 0:
+        return None, at + 1
+    if branch != _SOME:
+        raise ValueError("no delivery")
+    topic, at = _string_at(value, at + 1)
+    key, at = _output_at(value, at)
+    tombstone = value[at]
+    if tombstone > 1:
+        raise ValueError("no boolean")
+    return {"topic": topic, "key": key, "tombstone": tombstone == 1}, at + 1
 
 
 def _symbol_at(value: bytes, at: int, symbols: list[str]) -> tuple[str, int]:
