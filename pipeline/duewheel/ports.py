@@ -46,7 +46,15 @@ class Offset(NamedTuple):
 
 
 class TransactionAborted(Exception):
-    """The transaction left nothing visible. The same batch may be tried again from the last committed positions."""
+    """The transaction left nothing visible. The same batch may be tried again from the last committed positions.
+
+    Attributes:
+        is_by_value: the brokers refused a record for what it is, its size or its form; tried again, it will be refused again.
+    """
+
+    def __init__(self, message: str, *, is_by_value: bool = False) -> None:
+        super().__init__(message)
+        self.is_by_value = is_by_value
 
 
 class TransactionUnknown(Exception):

@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from duewheel.core import errors
 from duewheel.core import trail as trails
-from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
+from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob, UndecodableRecord
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
@@ -128,7 +128,23 @@ class Delivering(NamedTuple):
     token: int
     job_id: str
     slot_ms: int
-    work: bytes
+    payload: bytes
+    headers: dict[str, str]
+
+
+class Admission(NamedTuple):
+    """Whether a record may be put on its topic now.
+
+    Attributes:
+        wait_ms: for how long to wait before that is asked again; 0 where it may be.
+        refused: why the topic never takes it, in a sentence; empty where that is not known.
+    """
+
+    wait_ms: int = 0
+    refused: str = ""
+
+
+ADMITTED: Final = Admission()
 
 
 class Reason(StrEnum):
@@ -137,6 +153,8 @@ class Reason(StrEnum):
     FAILED = "failed"
     CRASH_LIMIT = "crash_limit"
     TOTAL_TIMEOUT = "total_timeout"
+    REFUSED = "refused"  # the topic takes others, and not this one
+    DAMAGED = "damaged"  # what was to be delivered cannot be read any more
 
 
 class Death(NamedTuple):
@@ -247,6 +265,8 @@ class Counts:
 _ENDING_BYTES: Final = 200
 # Of a run that is handed out, beside its command and work: its two states, its ids.
 _RUN_BYTES: Final = 300
+# Of a record to deliver, beside its key and work: its own headers.
+_DELIVERY_BYTES: Final = 400
 _SLOT_BYTES: Final = 6
 
 
@@ -279,6 +299,10 @@ def _cannot_splice(
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
 
 
+def _cannot_read(work: bytes) -> tuple[bytes, dict[str, str]]:
+    raise BrokenInvariant(f"work of {len(work)} bytes is to be delivered by a step that was not told how to read it")
+
+
 class _Before(NamedTuple):
     """How a recurring job stood whose next definition has come.
 
@@ -307,6 +331,8 @@ class Step:
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
         listening_ms: since when the owner has taken in outcomes without interruption.
         splice_schedule: encodes the definition of a recurring job's run.
+        may_deliver: whether a record may be put on its topic now, by lane, job id and generation.
+        read_content: payload and headers of encoded work; raises UndecodableRecord where it is damaged.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
@@ -330,6 +356,8 @@ class Step:
     heard_ms: int = 0
     listening_ms: int = 0
     splice_schedule: SpliceSchedule = _cannot_splice
+    may_deliver: Callable[[str, str, int], Admission] = field(default=lambda lane, job_id, generation: ADMITTED)
+    read_content: Callable[[bytes], tuple[bytes, dict[str, str]]] = _cannot_read
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
@@ -704,7 +732,7 @@ class Step:
             going=going,
             handed_out=handed_out,
             now_ms=self.now_ms,
-            fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
+            fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + _sent_bytes(known) + _RUN_BYTES)),
             has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
         self._count(job_id, found)
@@ -845,6 +873,9 @@ class Step:
             if deadline_ms and deadline_ms <= now_ms:
                 self._die(job_id, known, state, Reason.TOTAL_TIMEOUT, trail, None, crashes=crashes)
                 return
+        if known.delivery is not None:
+            self._deliver(job_id, known, known.delivery, state)
+            return
         if not self._found(known.queue):
             self._park(job_id, known, state, attempt - 1, crashes, trail)
             return
@@ -856,11 +887,11 @@ class Step:
         self._dispatch(job_id, known, attempt, crashes, trails.terms(limits, trail, crashes), trail)
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int, terms: Terms | None, trail: Trail | None) -> None:
+        if known.delivery is not None:
+            self._deliver(job_id, known, known.delivery, self._current(job_id, known))
+            return
         if known.queue not in self.queues and not self._found(known.queue):
             self._park(job_id, known, self._current(job_id, known), attempt - 1, crashes, trail)
-            return
-        if known.delivery is not None:
-            self._deliver(job_id, known, known.delivery)
             return
         generation, due_ms = known.generation, known.due_ms
         self.token += 1
@@ -881,15 +912,38 @@ class Step:
         }
         self.counts.dispatched += 1
 
-    def _deliver(self, job_id: str, known: Defined, delivery: Delivery) -> None:
-        """Puts a record on its topic, and so ends the job: the transaction that writes the state is the one that has the record."""
-        state = self._current(job_id, known)
-        self.token += 1
-        self.size_bytes += len(known.work)
-        self.deliveries.append(Delivering(delivery, self.token, job_id, known.due_ms, known.work))
+    def _deliver(self, job_id: str, known: Defined, delivery: Delivery, state: State) -> None:
+        """Puts a record on its topic, and so ends the job: the transaction that writes the state is the one that has the record.
+
+        Where that cannot be now, nothing is written but a timer: a topic that is missing for a day must not cost a record for each look.
+        """
+        wait_ms, refused = self.may_deliver(known.queue, job_id, known.generation)
+        if wait_ms:
+            self.counts.parked += 1
+            self.timers_set[timer_key(self._look_again_ms(known, wait_ms), job_id)] = None
+            return
+        self.token += 1  # also of what dies: a redrive names the death by it
+        if refused:
+            self._die(job_id, known, state, Reason.REFUSED, None, _refused(known, refused), token=self.token, slot_ms=known.due_ms)
+            return
+        try:
+            payload, headers = self.read_content(known.work)
+        except UndecodableRecord as error:
+            self._die(job_id, known, state, Reason.DAMAGED, None, _damaged(error), token=self.token, slot_ms=known.due_ms)
+            return
+        self.queues.add(known.queue)
+        self.size_bytes += _sent_bytes(known)
+        self.deliveries.append(Delivering(delivery, self.token, job_id, known.due_ms, payload, headers))
         self.counts.delivered += 1
         after = follow(state["phase"], Event.DELIVERED)
         self._move(job_id, state, after, None, attempt=1, token=self.token, slot_ms=known.due_ms)
+
+    def _look_again_ms(self, known: Defined, wait_ms: int) -> int:
+        """When a record that cannot be put on its topic is looked at next: all that wait for as long are, at the same moments, so that
+        several timers of one job become one."""
+        again_ms = (self.now_ms // wait_ms + 1) * wait_ms
+        expires_ms = trails.expires_ms(known.limits)
+        return min(again_ms, expires_ms) if expires_ms else again_ms
 
     def _found(self, queue: str) -> bool:
         """Whether the queue exists; asked once a step."""
@@ -1034,6 +1088,21 @@ def _crash_limit(crashes: int) -> Failure:
         "machine's memory? Run it in a process of its own, or allow more crashes"
     )
     return {"type": "duewheel.CrashLimit", "message": message, "traceback": ""}
+
+
+def _sent_bytes(known: Defined) -> int:
+    """What handing out a job adds to a transaction."""
+    delivery = known.delivery
+    return len(known.work) if delivery is None else len(known.work) + len(delivery["key"] or b"") + _DELIVERY_BYTES
+
+
+def _refused(known: Defined, why: str) -> Failure:
+    message = f"topic {known.queue.removeprefix(LANE)!r} does not take this record: {why}; change the topic and redrive it, or drop it"
+    return {"type": "duewheel.DeliveryRefused", "message": message, "traceback": ""}
+
+
+def _damaged(error: UndecodableRecord) -> Failure:
+    return {"type": "duewheel.DeliveryDamaged", "message": str(error), "traceback": ""}
 
 
 def _total_timeout(limits: Limits | None) -> Failure:

@@ -37,7 +37,7 @@ from duewheel.core.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BATCH_TIMER
 from duewheel.core.model import DeadRunClosed, Delivery
 from duewheel.core.ownership import RELEASED, owned_by
 from duewheel.core.refusals import Headers, Refusal, refuse
-from duewheel.core.step import LANE, Counts, Delivering, Step
+from duewheel.core.step import LANE, Admission, Counts, Delivering, Reason, Step
 from duewheel.core.timekeeper import Timekeeper
 from duewheel.core.topology import Topology, keyed_partition
 from duewheel.engine.dealing import Dealer
@@ -169,7 +169,7 @@ class Processor:
         self._left_out: dict[str, None] = {}
         self._sleep = sleep
         self._broker_timeout_ms = broker_timeout_ms
-        self._may_deliver_to = may_deliver_to
+        self._is_allowed = may_deliver_to
         # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
         self._contact_ms = clock.steady_ms()
         self._turned_ms = clock.steady_ms()
@@ -205,7 +205,8 @@ class Processor:
             moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
-            if not self._doubts.failed(self._sending, self._clock.steady_ms()):  # else it was a try, and says nothing of outcomes
+            steady_ms, why = self._clock.steady_ms(), str(error)
+            if not self._doubts.failed(self._sending, steady_ms, why, is_by_value=error.is_by_value):  # else it was a try of a queue
                 self._listen_anew(now_ms)
             self._doubt_batch()
             self._read_again()
@@ -338,6 +339,9 @@ class Processor:
             self._counts.add(batch.step.counts)
             if batch.step.left_out and len(self._left_out) < _JOBS_NAMED_MAX:
                 self._left_out |= batch.step.left_out
+            for death in batch.step.deaths:
+                if death.reason is Reason.REFUSED:
+                    self._doubts.lanes.buried(death.known.queue, death.job_id, death.known.generation)
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
         damage = None
         for batch in batches:
@@ -380,7 +384,7 @@ class Processor:
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms, self._takes), partition.intake_offset, partition.outcomes_offset)
+        batch = _Batch(partition, partition.step(now_ms, self._takes, self._may_deliver), partition.intake_offset, partition.outcomes_offset)
         batches[number] = batch
         return batch
 
@@ -440,7 +444,7 @@ class Processor:
     def _fault(self, queue: str, delivery: Delivery | None) -> RejectedJob | None:
         """Why nothing may go where a job is to go; None where it may. A topic to deliver to that is missing may be made by then."""
         if delivery is not None:
-            return None if self._may_deliver_to(delivery["topic"]) else not_allowed(delivery["topic"])
+            return None if self._is_allowed(delivery["topic"]) else not_allowed(delivery["topic"])
         return None if self._queue_partitions(queue) else unknown_queue(queue)
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
@@ -498,8 +502,7 @@ class Processor:
 
     def _deliver(self, transaction: Transaction, deliveries: Iterable[Delivering]) -> None:
         """Puts records on the topics of others, on the partitions that Kafka's own clients would choose."""
-        for delivery, token, job_id, slot_ms, work in deliveries:
-            payload, headers = self._codec.decode_content(work)
+        for delivery, token, job_id, slot_ms, payload, headers in deliveries:
             own = {"duewheel-job-id": job_id, "duewheel-slot-ms": str(slot_ms), "duewheel-token": str(token)}
             topic, key, value = delivery["topic"], delivery["key"], None if delivery["tombstone"] else payload
             partitions = self._taking[LANE + topic]
@@ -674,6 +677,16 @@ class Processor:
         self._taking[queue] = count
         return True
 
+    def _may_deliver(self, lane: str, job_id: str, generation: int) -> Admission:
+        """As `_takes`, for a record to deliver."""
+        count, steady_ms = self._queue_partitions(lane), self._clock.steady_ms()
+        if count == 0:
+            return self._doubts.lanes.away(lane, steady_ms)
+        admission = self._doubts.admits_record(lane, job_id, generation, steady_ms)
+        if not admission.wait_ms:
+            self._taking[lane] = count
+        return admission
+
     def _queue_partitions(self, queue: str) -> int:
         """How many partitions the queue's dispatch topic has; 0 where there is none.
 
@@ -696,7 +709,7 @@ class Processor:
         prefix = self._topology.dispatch("")
         counts = self._cluster.partition_counts()
         self._queues = {topic.removeprefix(prefix): count for topic, count in counts.items() if topic.startswith(prefix)}
-        self._queues |= {LANE + topic: count for topic, count in counts.items() if self._may_deliver_to(topic)}
+        self._queues |= {LANE + topic: count for topic, count in counts.items() if self._is_allowed(topic)}
         self._queues_asked_ms = steady_ms
 
 

@@ -39,6 +39,8 @@ _INIT_TIMEOUT_S: Final = 5.0  # one try of init_transactions; callers go on poll
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.5
 _ABORT_FLUSH_S: Final = 5.0
+# What brokers say of a record that is too large for its topic, or has no key where the topic is compacted; and the client, of a size.
+_BY_VALUE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
 
 
 class KafkaTransactions:
@@ -160,7 +162,7 @@ class KafkaTransactions:
             failure = error.args[0]
             if failure.txn_requires_abort() and not failure.fatal():
                 self._abort(producer)
-                raise TransactionAborted(str(failure)) from error
+                raise TransactionAborted(str(failure), is_by_value=failure.code() in _BY_VALUE) from error
             self._discard(producer, error)
             raise TransactionUnknown(str(failure)) from error
 
@@ -198,7 +200,8 @@ class _KafkaTransaction:
             self._open = False
             self._output._abort(self._producer)
             if isinstance(error, (KafkaException, BufferError)):
-                raise TransactionAborted(str(error)) from error
+                is_by_value = isinstance(error, KafkaException) and error.args[0].code() in _BY_VALUE
+                raise TransactionAborted(str(error), is_by_value=is_by_value) from error
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
         self.commit_later(offsets).settle()
