@@ -25,7 +25,13 @@ START_MS = 1_900_000_000_000
 
 
 class World:
-    """The cluster: logs by topic and partition, the group's offsets, topics, those that refuse records, and names that cannot be fenced."""
+    """The cluster: logs by topic and partition, the group's offsets, topics, those that refuse records, and names that cannot be fenced.
+
+    Attributes:
+        refusing: topics that take no records.
+        takes: whether a topic takes this record, by topic, key and value.
+        aborted: how many transactions were.
+    """
 
     def __init__(self) -> None:
         self.now_ms = START_MS
@@ -35,7 +41,11 @@ class World:
         self.topics |= dict.fromkeys((TOPOLOGY.dead_letter, TOPOLOGY.control), 1)
         self.unfenceable: set[str] = set()
         self.refusing: set[str] = set()
+        self.takes: Callable[[str, bytes | None, bytes | None], bool] = lambda topic, key, value: True
         self.transaction_bytes: list[int] = []
+        self.aborted = 0
+        # Of each of two producers, partitions where the sequence numbers that it will go on with lie behind those that were refused.
+        self.gaps: tuple[set[tuple[str, int]], set[tuple[str, int]]] = (set(), set())
 
     def log(self, topic: str, partition: int) -> list[tuple[bytes, bytes | None]]:
         return self.logs.setdefault((topic, partition), [])
@@ -180,8 +190,21 @@ class Output:
         return self
 
     def settle(self) -> None:
-        if refused := self._world.refusing & {topic for topic, _, _, _ in self._records}:
-            raise TransactionAborted(f"a record for {min(refused)} failed")
+        world = self._world
+        gaps = world.gaps[(len(world.transaction_bytes) + world.aborted) % 2]
+        touched = {(topic, partition) for topic, _, _, partition in self._records}
+        if found := gaps & touched:
+            gaps -= found
+            world.aborted += 1
+            raise TransactionAborted(f"out of order sequence number at {min(found)}")
+        refused = [
+            (r[0], r[3], r[0] not in world.refusing) for r in self._records if r[0] in world.refusing or not world.takes(r[0], r[2], r[1])
+        ]
+        if refused:
+            topic, partition, is_by_value = refused[0]
+            gaps.add((topic, partition))
+            world.aborted += 1
+            raise TransactionAborted(f"a record for {topic} failed", is_by_value=is_by_value)
         self._world.transaction_bytes.append(sum(len(value or b"") for _, value, _, _ in self._records))
         for topic, value, key, partition in self._records:
             self._world.log(topic, partition).append((key, value))

@@ -110,7 +110,7 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     if job.has_unread or (job.is_dropped and job.failed_ms):
         return
     if asked.finishes:
-        audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself, and a delivery, leave no outcome that says when
+        audit.pass_over(Unjudged.STATE)  # a recurring job that comes to an end by itself leaves no outcome that says when
         return
     gone_ms = job.gone_ms or now_ms
     facts: dict[str, Fact] = {"offset": asked.offset, "acknowledged_ms": asked.written_ms, "gone_ms": job.gone_ms or None}
@@ -119,6 +119,9 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     if job.failed_ms and not ends:
         ends, keep_for_ms = [job.failed_ms], max(keep_for_ms, DEAD_RETENTION_MS)
         keep_for_ms_max = max(keep_for_ms_max, DEAD_RETENTION_MS)
+    if not ends and asked.delivers and asked.delivered_ms <= gone_ms + SKEW_MS:
+        _judge_undelivered(audit, job_id, asked, gone_ms, facts)
+        return
     if not ends:
         _judge_lost(audit, job_id, asked, facts)
         return
@@ -130,6 +133,16 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
             audit.pass_over(Unjudged.STATE)
     elif min(ends) + keep_for_ms > gone_ms + SKEW_MS:
         audit.find(Kind.FORGOTTEN_EARLY, job_id, ended_ms=min(ends), keep_for_ms=keep_for_ms, **facts)
+
+
+def _judge_undelivered(audit: Audit, job_id: str, asked: Asked, gone_ms: int, facts: dict[str, Fact]) -> None:
+    """A delivery is not known, and it was due before it was gone. No outcome tells when it was delivered; not before this, in any case."""
+    if asked.delivered_ms + asked.retention_ms <= gone_ms + SKEW_MS:
+        audit.pass_over(Unjudged.STATE)  # it may have been, and kept for its time
+    elif facts["gone_ms"] is None:
+        _judge_lost(audit, job_id, asked, facts)
+    else:
+        audit.find(Kind.FORGOTTEN_EARLY, job_id, ended_ms=asked.delivered_ms, keep_for_ms=asked.retention_ms, **facts)
 
 
 def _was_known(job: Job, asked: Asked) -> bool:
@@ -186,9 +199,9 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
     if job.recurrence is not None and job.is_governed and job.phase == Phase.SUCCEEDED:
         _judge_finished(audit, job_id, job)
         return
-    if job.phase == Phase.SUCCEEDED and not job.dispatches and _delivered(audit, job_id, job):
-        return
     if job.said & SAID[Result(job.phase or "")]:  # an end bears the name of the outcome that brings it about
+        return
+    if job.phase == Phase.SUCCEEDED and job.delivers and _is_delivered(audit, job_id, job):
         return
     if job.phase == Phase.EXPIRED and (not job.is_governed or 0 < job.expires_ms <= job.changed_ms):
         return  # the owner's own doing; of an older generation nobody knows any more when it expired
@@ -206,12 +219,12 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         audit.pass_over(Unjudged.OUTCOMES)
 
 
-def _delivered(audit: Audit, job_id: str, job: Job) -> bool:
+def _is_delivered(audit: Audit, job_id: str, job: Job) -> bool:
     """Judges the end of a delivery, which nobody tells: it was given a token, at its time or later. False where it is none."""
-    if not job.is_governed:
-        audit.pass_over(Unjudged.STATE)  # whether the older generation was a delivery nobody knows any more
+    if not job.is_governed and not job.dispatches:
+        audit.pass_over(Unjudged.STATE)  # which of the older generations were deliveries nobody knows any more
         return True
-    if not job.queue.startswith(LANE):
+    if not job.is_governed or not job.queue.startswith(LANE):
         return False
     if not job.token or job.changed_ms < job.due_ms:
         audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)

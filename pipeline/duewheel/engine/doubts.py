@@ -115,7 +115,7 @@ class Doubts:
             # A moment ago they were doubted, and carry more now than then, or what failed alone before.
             self._doubt(narrow, steady_ms)
             if len(narrow) == 1:
-                self._blame(*narrow, steady_ms, error, is_by_value)
+                self._blame(narrow[0], steady_ms, error, is_by_value)
         else:
             self._marks |= {queue: self._marks.get(queue, 0) + _MARK for queue in queues}
             suspects = [queue for queue in queues if self._marks[queue] >= _MARKS_MAX]

@@ -384,7 +384,9 @@ class Processor:
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms, self._takes, self._may_deliver), partition.intake_offset, partition.outcomes_offset)
+        batch = _Batch(
+            partition, partition.step(now_ms, self._takes, self._may_deliver), partition.intake_offset, partition.outcomes_offset
+        )
         batches[number] = batch
         return batch
 
