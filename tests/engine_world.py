@@ -205,7 +205,7 @@ class Output:
             gaps.add((topic, partition))
             world.aborted += 1
             raise TransactionAborted(f"a record for {topic} failed", is_by_value=is_by_value)
-        self._world.transaction_bytes.append(sum(len(value or b"") for _, value, _, _ in self._records))
+        self._world.transaction_bytes.append(sum(len(value or b"") + len(key or b"") for _, value, key, _ in self._records))
         for topic, value, key, partition in self._records:
             self._world.log(topic, partition).append((key, value))
         for offsets in self._offsets.values():
@@ -261,19 +261,22 @@ class Instance:
         *partitions: int,
         open_store: Callable[[int], Memory] = lambda number: Memory(),
         may_deliver_to: Callable[[str], bool] = lambda topic: False,
+        avro: Any = codec,
     ) -> None:
         self.world = world
+        self.stores: dict[int, Memory] = {}
+        self._open_store = open_store
         self.intake = Reader(world, TOPOLOGY.intake)
         self.processor = Processor(
             topology=TOPOLOGY,
             clock=world,
-            codec=codec,
+            codec=avro,
             cluster=world,
             intake=self.intake,
             outcomes=Reader(world, TOPOLOGY.outcomes),
             changelog=Reader(world, TOPOLOGY.state),
             output=cast(Any, Output(world)),
-            open_store=open_store,
+            open_store=self._open,
             close_stores=lambda: None,
             partition_of=partition_of,
             sleep=lambda seconds: None,
@@ -283,6 +286,10 @@ class Instance:
         if partitions:
             self.assign(*partitions)
             assert set(self.processor.stages.values()) == {Stage.ACTIVE}
+
+    def _open(self, number: int) -> Memory:
+        store = self.stores[number] = self._open_store(number)
+        return store
 
     def assign(self, *partitions: int, turns: int = 10) -> None:
         self.intake.events.append(lambda: self.processor.assigned(partitions))

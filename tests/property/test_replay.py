@@ -17,7 +17,7 @@ from duewheel.adapters.avro import codec
 from duewheel.core.errors import RejectedJob
 from duewheel.core.limits import DAY_MS, MINUTE_MS
 from duewheel.core.model import Limits, OnConflict, Outcome, Phase, Result, Schedule
-from duewheel.core.step import Defined, Step, timer_ms
+from duewheel.core.step import ADMITTED, Defined, Step, timer_ms
 from duewheel.core.wheel import due_of, job_of, timer_key
 from duewheel.engine.partition import DEFINITION, STATE, Inputs, Partition, Stage
 from tests.engine_world import Consumed, Memory
@@ -62,7 +62,7 @@ class Life:
     def step(self, kind: str, what: list[Any]) -> None:
         partition = self.partition
         partition.extend_horizon(self.now_ms)
-        step = partition.step(self.now_ms, lambda queue: self.has_queue)
+        step = partition.step(self.now_ms, lambda queue: self.has_queue, lambda *record: ADMITTED)
         if kind:
             self.take(step, kind, *what)
         step.fire(partition.due(self.now_ms, 100))

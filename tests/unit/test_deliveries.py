@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from duewheel.adapters.avro import codec
 from duewheel.client.commands import Delivery, deliver_command
 from duewheel.core.allowed import Allowed
 from duewheel.core.commands import check_schedule
-from duewheel.core.errors import BadConfiguration, Reason, RejectedJob
-from duewheel.core.limits import DELIVERY_KEY_BYTES_MAX, PARKED_MS
+from duewheel.core.errors import BadConfiguration, RejectedJob, UndecodableRecord
+from duewheel.core.errors import Reason as Reasons
+from duewheel.core.limits import BATCH_BYTES_MAX, DELIVERY_KEY_BYTES_MAX, HOUR_MS, PARKED_MS, RECORD_BYTES_MAX
 from duewheel.core.model import OnConflict, Phase
+from duewheel.core.step import Reason
 from duewheel.core.topology import keyed_partition
 from tests.engine_world import START_MS, TOPOLOGY, Instance, World, command, schedule
 from tests.recurring import every
@@ -38,6 +42,24 @@ def delivered(world: World, topic: str = "orders") -> list[tuple[int, bytes | No
 
 def letters(world: World) -> list[Any]:
     return [codec.decode_dead_letter(value) for _, value in world.log(TOPOLOGY.dead_letter, 0)]
+
+
+def dead(world: World) -> list[Any]:
+    found = [codec.decode_dead_letter_topic(value) for _, value in world.log(TOPOLOGY.dead_letter, 0)]
+    return [content for name, content in found if name == "dead_run"]
+
+
+def written(world: World, job_id: str) -> int:
+    """How many records of the changelog are of a job."""
+    return sum((key or b"")[1:] == job_id.encode() for p in (0, 1) for key, _ in world.log(TOPOLOGY.state, p))
+
+
+def pass_time(world: World, processor: Instance, span_ms: int, each_ms: int = 1_000) -> None:
+    """In steps, as far as anything could happen in them."""
+    until_ms = world.now_ms + span_ms
+    while world.now_ms < until_ms:
+        processor.turn(3)
+        world.now_ms += each_ms
 
 
 def phases(world: World, job_id: str) -> list[str]:
@@ -69,12 +91,12 @@ def test_a_tombstone_is_not_an_empty_value(tombstone: bool, payload: bytes, valu
 def test_a_topic_that_is_not_allowed_is_refused_with_the_remedy(topic: str) -> None:
     cluster = World()
     cluster.topics |= {"invoices": 1}
-    processor = Instance(cluster, 0, 1, may_deliver_to=Allowed(("orders", "x.*", "__*"), TOPOLOGY.prefix))
+    processor = Instance(cluster, 0, 1, may_deliver_to=Allowed(("orders", "?.*", "_*"), TOPOLOGY.prefix))
     schedule(cluster, "a", START_MS, delivery=to_orders(topic=topic))
     schedule(cluster, "b", START_MS)
     processor.turn(3)
     (letter,) = letters(cluster)
-    assert (letter["reason"], letter["key"]) == (Reason.TOPIC_NOT_ALLOWED, b"a")
+    assert (letter["reason"], letter["key"]) == (Reasons.TOPIC_NOT_ALLOWED, b"a")
     assert "--deliver-to" in letter["message"]
     assert topic in letter["message"]
     assert phases(cluster, "a") == []
@@ -85,12 +107,45 @@ def test_a_record_waits_for_a_topic_that_is_made_later() -> None:
     cluster, processor = world()
     schedule(cluster, "a", START_MS, delivery=TO_ORDERS)
     processor.turn(5)
-    assert phases(cluster, "a") == [Phase.WAITING]
+    assert (phases(cluster, "a"), delivered(cluster)) == ([], [])
     cluster.topics["orders"] = 1
     cluster.now_ms += PARKED_MS
     processor.turn(5)
     assert delivered(cluster) == [(0, b"k", b"1")]
-    assert phases(cluster, "a")[-1] == Phase.SUCCEEDED
+    assert phases(cluster, "a") == [Phase.SUCCEEDED]
+
+
+def test_records_that_wait_for_a_topic_are_written_once_and_looked_at_the_less_often_the_longer_they_wait() -> None:
+    cluster, processor = world()
+    for n in range(20):
+        schedule(cluster, f"a-{n}", START_MS, delivery=TO_ORDERS)
+    pass_time(cluster, processor, HOUR_MS)
+    assert [written(cluster, f"a-{n}") for n in range(20)] == [1] * 20, "the definition, and nothing for each look"
+    assert len(cluster.transaction_bytes) < 50
+    cluster.topics["orders"] = 1
+    pass_time(cluster, processor, 32 * PARKED_MS)
+    assert len(delivered(cluster)) == 20
+
+
+def test_of_a_record_that_waits_and_is_defined_anew_again_and_again_one_timer_is_left() -> None:
+    cluster, processor = world()
+    for n in range(30):
+        schedule(cluster, "a", START_MS, payload=b"%d" % n, on_conflict=OnConflict.REPLACE, delivery=TO_ORDERS)
+        pass_time(cluster, processor, 20_000)
+    assert sum(len(store.timer_keys) for store in processor.stores.values()) == 1
+    cluster.topics["orders"] = 1
+    pass_time(cluster, processor, 32 * PARKED_MS)
+    assert delivered(cluster) == [(0, b"k", b"29")]
+
+
+def test_a_record_that_waits_expires_at_its_time() -> None:
+    cluster, processor = world()
+    limits: Any = {"expires_ms": START_MS + 601_000, "total_timeout_ms": 0, "crashes_max": 0}
+    schedule(cluster, "a", START_MS, limits=limits, delivery=TO_ORDERS)
+    pass_time(cluster, processor, 600_000)
+    assert phases(cluster, "a") == []
+    pass_time(cluster, processor, 2_000, each_ms=100)
+    assert phases(cluster, "a") == [Phase.EXPIRED]
 
 
 def test_a_topic_that_refuses_records_stops_nobody_else() -> None:
@@ -108,6 +163,101 @@ def test_a_topic_that_refuses_records_stops_nobody_else() -> None:
         cluster.now_ms += PARKED_MS
         processor.turn(5)
     assert delivered(cluster) == [(0, b"k", b"1")]
+
+
+REFUSALS = {
+    "too large": ({"key": b"k"}, b"x" * 2_000, lambda key, value: len(value or b"") < 1_000),
+    "no key, and the topic is compacted": ({"key": None}, b"1", lambda key, value: key is not None),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("others", [0, 1, 40])
+@pytest.mark.parametrize("bad", [1, 5])
+def test_records_that_a_topic_refuses_hold_up_nobody_and_die_with_the_reason(kind: str, others: int, bad: int) -> None:
+    fields, payload, takes = REFUSALS[kind]
+    cluster, processor = world(orders=2)
+    cluster.takes = lambda topic, key, value: topic != "orders" or takes(key, value)
+    good = [f"good-{n}" for n in range(others)]
+    for n in range(max(others, bad)):
+        if n < bad:
+            schedule(cluster, f"bad-{n}", START_MS, payload=payload, delivery=to_orders(**fields))
+        if n < others:
+            schedule(cluster, good[n], START_MS, delivery=to_orders(key=good[n].encode()))
+    schedule(cluster, "worked", START_MS)
+    with capture_logs() as logs:
+        pass_time(cluster, processor, 8_000, each_ms=40)
+        assert {key for _, key, _ in delivered(cluster)} == {job_id.encode() for job_id in good}
+        assert phases(cluster, "worked")[-1] == Phase.DISPATCHED
+        assert dead(cluster) == [], "the topic may be changed meanwhile"
+        pass_time(cluster, processor, 60_000, each_ms=40)
+    doubted = {line["job_id"] for line in logs if line["event"] == "processor.queue_doubted"}
+    assert doubted == {f"bad-{n}" for n in range(bad)}
+    assert cluster.aborted < 16 * bad + 20, "four times three, and the way there"
+    assert {(run["job_id"], run["reason"]) for run in dead(cluster)} == {(f"bad-{n}", Reason.REFUSED) for n in range(bad)}
+    assert "'orders' does not take this record: a record for orders failed" in dead(cluster)[0]["state"]["error"]["message"]
+    assert len(delivered(cluster)) == others
+
+
+def test_a_record_that_died_of_a_refusal_is_delivered_when_the_topic_takes_it_and_it_is_redriven() -> None:
+    cluster, processor = world(orders=1)
+    cluster.takes = lambda topic, key, value: topic != "orders" or value != b"bad"
+    schedule(cluster, "a", START_MS, payload=b"bad", delivery=TO_ORDERS)
+    pass_time(cluster, processor, 60_000, each_ms=100)
+    (death,) = dead(cluster)
+    cluster.takes = lambda topic, key, value: True
+    redrive = codec.encode_redrive({"job_id": "a", "token": death["token"], "created_ms": cluster.now_ms})
+    command(cluster, "a", redrive)
+    pass_time(cluster, processor, 2_000, each_ms=100)
+    assert delivered(cluster) == [(0, b"k", b"bad")]
+    assert phases(cluster, "a")[-1] == Phase.SUCCEEDED
+    schedule(cluster, "b", cluster.now_ms, payload=b"bad", delivery=TO_ORDERS)
+    pass_time(cluster, processor, 2_000, each_ms=100)
+    assert len(delivered(cluster)) == 2, "nothing is held against anybody any more"
+
+
+def test_where_a_topic_refuses_everything_nobody_dies_however_long_it_takes() -> None:
+    cluster, processor = world(orders=2)
+    cluster.refusing.add("orders")
+    for n in range(30):
+        schedule(cluster, f"a-{n}", START_MS, delivery=to_orders(key=b"%d" % n))
+    pass_time(cluster, processor, 2 * HOUR_MS)
+    assert (delivered(cluster), dead(cluster)) == ([], [])
+    assert cluster.aborted < 400, "about three a minute"
+    cluster.refusing.clear()
+    pass_time(cluster, processor, 33 * PARKED_MS)
+    assert len(delivered(cluster)) == 30
+    assert dead(cluster) == []
+
+
+def test_what_is_kept_of_a_record_and_cannot_be_read_is_dead_and_stops_nobody() -> None:
+    def read(work: bytes) -> Any:
+        if b"damaged" in work:
+            raise UndecodableRecord(Reasons.MALFORMED, "it ends in the middle")
+        return codec.decode_content(work)
+
+    cluster = World()
+    cluster.topics |= {"orders": 1}
+    processor = Instance(cluster, 0, 1, may_deliver_to=ORDERS, avro=SimpleNamespace(**vars(codec) | {"decode_content": read}))
+    schedule(cluster, "a", cluster.now_ms, payload=b"damaged", delivery=TO_ORDERS)
+    schedule(cluster, "b", cluster.now_ms, delivery=TO_ORDERS)
+    processor.turn(5)
+    assert delivered(cluster) == [(0, b"k", b"1")]
+    (death,) = dead(cluster)
+    assert (death["job_id"], death["reason"], death["state"]["error"]["message"]) == ("a", Reason.DAMAGED, "it ends in the middle")
+
+
+def test_keys_are_weighed_so_that_a_transaction_stays_within_its_limit() -> None:
+    cluster, processor = world(orders=1)
+    key = bytes(DELIVERY_KEY_BYTES_MAX)
+    for n in range(6_000):
+        schedule(cluster, f"a-{n}", START_MS + 2_000, delivery=to_orders(key=key))
+    pass_time(cluster, processor, 1_000, each_ms=0)
+    before = len(cluster.transaction_bytes)
+    pass_time(cluster, processor, 4_000, each_ms=20)
+    assert len(delivered(cluster)) == 6_000
+    assert len(cluster.transaction_bytes) - before > 1
+    assert max(cluster.transaction_bytes[before:]) <= BATCH_BYTES_MAX + 2 * RECORD_BYTES_MAX
 
 
 def test_a_cancelled_and_an_expired_record_are_not_delivered() -> None:
@@ -192,7 +342,7 @@ def test_value_and_key_are_bytes_or_text() -> None:
 def test_what_makes_no_sense_is_refused(changes: Any, said: str) -> None:
     with pytest.raises(RejectedJob, match=said) as caught:
         check_schedule(asked() | changes)
-    assert caught.value.reason == Reason.BAD_DELIVERY
+    assert caught.value.reason == Reasons.BAD_DELIVERY
 
 
 @pytest.mark.parametrize("part", ["value", "key"])

@@ -40,9 +40,9 @@ _WIDE: Final = 4_096
 # which takes a second, its records come back sooner; of thousands the first come first, so that not all are looked at in vain each time.
 _AWAY_MS: Final = PARKED_MS
 _AWAY_MS_MAX: Final = 32 * PARKED_MS
-_NARROW_MS: Final = 500
-_QUEUED: Final = 500
-_QUEUED_DOUBLINGS_MAX: Final = 6
+_NARROW_MS: Final = 100
+_QUEUED: Final = 200
+_QUEUED_DOUBLINGS_MAX: Final = 8
 
 # Names of topics are chosen by producers, where patterns allow all; and any number of records may be refused. What is forgotten beyond
 # these is found out again.
@@ -59,6 +59,7 @@ class _Suspect:
 
     Attributes:
         failures: how often it has failed alone in a row; of these, TRIES are a round.
+        is_by_value, why: what the brokers said in this round, if it was about a record's size or form; else what they said last.
         rounds: how many of these were certainly its own fault.
         commits: how many records its lane had taken in at the last of them.
     """
@@ -68,6 +69,7 @@ class _Suspect:
     commits: int = 0
     rest_ms: int = 0
     until_ms: int = 0
+    is_by_value: bool = False
     why: str = ""
 
 
@@ -94,6 +96,11 @@ class _Narrow:
         """Whether the transaction under way has what it may have. A suspect travels alone."""
         return len(self.taken) >= self.window or (bool(self.taken) and self.taken[0] in self.suspects)
 
+    def queue_up(self) -> int:
+        """For how long the next one waits that is turned away."""
+        self.turned += 1
+        return _NARROW_MS << min(self.turned // _QUEUED, _QUEUED_DOUBLINGS_MAX)
+
 
 class Lanes:
     """The lanes of one processor of which not everything may be sent. Times are of the steady clock."""
@@ -117,13 +124,11 @@ class Lanes:
         return Admission(_stretched(_AWAY_MS, steady_ms - since_ms, _AWAY_MS_MAX))
 
     def rests(self, lane: str, steady_ms: int) -> Admission:
-        """The same for a narrow lane that rests, or has what it may have."""
+        """The same for a narrow lane that rests."""
         narrow = self._narrow[lane]
         if narrow.since_ms < 0:
             narrow.since_ms = steady_ms
-        span_ms = _NARROW_MS << min(narrow.turned // _QUEUED, _QUEUED_DOUBLINGS_MAX)
-        narrow.turned += 1
-        return Admission(_stretched(span_ms, steady_ms - narrow.since_ms, _AWAY_MS_MAX))
+        return Admission(_stretched(narrow.queue_up(), steady_ms - narrow.since_ms, _AWAY_MS_MAX))
 
     def admits(self, lane: str, job_id: str, generation: int, steady_ms: int) -> Admission:
         """Whether the transaction may have this record, as far as the lane goes. `take` it where it does."""
@@ -138,7 +143,8 @@ class Lanes:
                 return Admission(max(_NARROW_MS, suspect.until_ms - steady_ms))
             if narrow.taken:
                 return Admission(1)  # it will be the first then
-        return self.rests(lane, steady_ms) if narrow.is_closed else ADMITTED
+        # If what was taken is refused, so is this answer, with the whole transaction.
+        return Admission(narrow.queue_up()) if narrow.is_closed else ADMITTED
 
     def take(self, lane: str, job_id: str, generation: int) -> None:
         """The transaction has it."""
@@ -174,17 +180,21 @@ class Lanes:
         if len(narrow.suspects) >= _SUSPECTS_MAX and record not in narrow.suspects:
             del narrow.suspects[next(iter(narrow.suspects))]
         suspect = narrow.suspects.setdefault(record, _Suspect(commits=narrow.commits))
+        if is_by_value or not suspect.is_by_value:  # else it is but what the refusal before has left in disorder
+            suspect.is_by_value, suspect.why = is_by_value, error
         suspect.failures += 1
         if suspect.failures < TRIES:
             return 0, None
-        suspect.failures = 0
-        if is_by_value or narrow.commits > suspect.commits:
+        is_guilty = suspect.is_by_value or narrow.commits > suspect.commits
+        suspect.commits, suspect.failures, suspect.is_by_value = narrow.commits, 0, False
+        if is_guilty:
             suspect.rounds += 1
-            suspect.why = error
-        suspect.commits = narrow.commits
-        suspect.rest_ms = min(_REST_MS_MAX, 2 * suspect.rest_ms or PARKED_MS)
-        suspect.until_ms = steady_ms + suspect.rest_ms
-        return (_BREATH_MS if is_by_value else min(_LANE_REST_MS_MAX, 2 * rest_ms or _BREATH_MS)), record[0]
+            suspect.rest_ms, rest_ms = min(_REST_MS_MAX, 2 * suspect.rest_ms or PARKED_MS), _BREATH_MS
+            suspect.until_ms = steady_ms + suspect.rest_ms
+        else:
+            rest_ms = min(_LANE_REST_MS_MAX, 2 * rest_ms or _BREATH_MS)
+            suspect.until_ms = steady_ms + max(PARKED_MS, 2 * rest_ms)  # the next trial is another's
+        return rest_ms, record[0]
 
     def committed(self, lanes: AbstractSet[str]) -> None:
         """A transaction with records for these was committed."""
