@@ -21,7 +21,7 @@ from duewheel.core.differences import Difference, Unjudged
 from duewheel.core.errors import RejectedJob
 from duewheel.core.judgement import judge
 from duewheel.core.model import Outcome, Schedule, State
-from duewheel.core.step import Defined, Step, timer_ms
+from duewheel.core.step import ADMITTED, Defined, Step, timer_ms
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE, StoreAudit
 from duewheel.core.wheel import timer_key
 
@@ -119,6 +119,7 @@ class Life:
     Attributes:
         logs: what was written.
         values: the changelog's fold, as a local store has it; `timers`: its timers.
+        takes: whether topics take the records that are to be delivered to them.
         last_token: the highest that was given.
     """
 
@@ -128,6 +129,7 @@ class Life:
         self.values: dict[bytes, bytes] = {}
         self.timers: set[bytes] = set()
         self.has_queue = True
+        self.takes = ADMITTED
         self.last_token = 0
 
     # --- the view of a step ---
@@ -187,7 +189,8 @@ class Life:
 
     def step(self, obey: Callable[[Step], None]) -> None:
         step = Step(self, 0, self.last_token, self.now_ms, has_queue=lambda queue: self.has_queue, heard_ms=self.now_ms)
-        step.splice_schedule = codec.splice_schedule
+        step.splice_schedule, step.read_content = codec.splice_schedule, codec.decode_content
+        step.may_deliver = lambda lane, job_id, generation: self.takes
         obey(step)
         step.fire(sorted(timer for timer in self.timers if timer < timer_key(self.now_ms + 1, "")))
         self.last_token = step.token
