@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from duewheel.adapters.avro import codec
@@ -14,10 +18,11 @@ from duewheel.core.allowed import Allowed
 from duewheel.core.commands import check_schedule
 from duewheel.core.errors import BadConfiguration, RejectedJob, UndecodableRecord
 from duewheel.core.errors import Reason as Reasons
-from duewheel.core.limits import BATCH_BYTES_MAX, DELIVERY_KEY_BYTES_MAX, HOUR_MS, PARKED_MS, RECORD_BYTES_MAX
+from duewheel.core.limits import DELIVERY_KEY_BYTES_MAX, HOUR_MS, PARKED_MS
 from duewheel.core.model import OnConflict, Phase
-from duewheel.core.step import Reason
+from duewheel.core.step import Reason, Step
 from duewheel.core.topology import keyed_partition
+from duewheel.core.wheel import timer_key
 from tests.engine_world import START_MS, TOPOLOGY, Instance, World, command, schedule
 from tests.recurring import every
 
@@ -247,17 +252,25 @@ def test_what_is_kept_of_a_record_and_cannot_be_read_is_dead_and_stops_nobody() 
     assert (death["job_id"], death["reason"], death["state"]["error"]["message"]) == ("a", Reason.DAMAGED, "it ends in the middle")
 
 
-def test_keys_are_weighed_so_that_a_transaction_stays_within_its_limit() -> None:
-    cluster, processor = world(orders=1)
-    key = bytes(DELIVERY_KEY_BYTES_MAX)
-    for n in range(6_000):
-        schedule(cluster, f"a-{n}", START_MS + 2_000, delivery=to_orders(key=key))
-    pass_time(cluster, processor, 1_000, each_ms=0)
-    before = len(cluster.transaction_bytes)
-    pass_time(cluster, processor, 4_000, each_ms=20)
-    assert len(delivered(cluster)) == 6_000
-    assert len(cluster.transaction_bytes) - before > 1
-    assert max(cluster.transaction_bytes[before:]) <= BATCH_BYTES_MAX + 2 * RECORD_BYTES_MAX
+@pytest.mark.parametrize("recurrence", [None, every(1_000)])
+def test_all_that_a_record_brings_along_is_weighed_so_that_a_transaction_stays_within_its_limit(recurrence: Any) -> None:
+    key, headers, none = (
+        bytes(DELIVERY_KEY_BYTES_MAX),
+        {"h": "x" * 16_000},
+        SimpleNamespace(defined=lambda job_id: None, state=lambda job_id: None),
+    )
+    record = deliver_command(
+        Delivery("orders", bytes(1_000), key=key, headers=headers, at=START_MS, job_id="a"), START_MS, lambda now_ms: "a"
+    )
+    record["recurrence"] = recurrence
+    value = codec.encode_schedule(record)
+    step = Step(none, 0, 0, START_MS, splice_schedule=codec.splice_schedule, read_content=codec.decode_content)
+    step.schedule(record, codec.decode_command(value)[2], value)
+    asked_bytes = step.size_bytes
+    step.fire([timer_key(START_MS, "a")])
+    (sent,) = step.deliveries
+    copies = 1 if recurrence is None else 2  # a run is defined, too
+    assert step.size_bytes - asked_bytes >= copies * sum(map(len, (sent.payload, key, *sent.headers, *sent.headers.values())))
 
 
 def test_a_cancelled_and_an_expired_record_are_not_delivered() -> None:
@@ -351,14 +364,45 @@ def test_what_is_neither_bytes_nor_text_is_refused(part: str) -> None:
         asked(**{part: {}})
 
 
-@pytest.mark.parametrize("pattern", ["", "a b", "orders,late", "x" * 250])
-def test_a_pattern_that_can_match_no_topic_is_refused(pattern: str) -> None:
-    with pytest.raises(BadConfiguration, match="of topics to deliver to"):
+@pytest.mark.parametrize(
+    "pattern,said",
+    [
+        ("", "is empty"),
+        ("a b", "has ' '"),
+        ("orders,late", "has ','"),
+        ("orders[", r"has '\['"),
+        ("orders[,;]", "has '.,;.'"),
+        ("orders[!a-zA-Z0-9._-]*", "where a topic's name has"),
+        ("orders]", "has ']'"),
+        ("x" * 250, "names of 250 characters"),
+        ("?" * 250 + "*", "names of 250 characters"),
+        (".", "no name of a topic"),
+        ("..", "no name of a topic"),
+        ("__*", "of Kafka itself"),
+        ("[_]_consumer_*", "of Kafka itself"),
+        ("x.*", "of this installation"),
+        ("x.intake", "of this installation"),
+        ("x[.]*", "of this installation"),
+    ],
+)
+def test_a_pattern_that_can_match_no_topic_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(BadConfiguration, match=f"of topics to deliver to .*{said}"):
         Allowed((pattern,), "x")
 
 
 def test_patterns() -> None:
-    allowed = Allowed(("orders.*", "day-?", "[ab]"), "x")
-    good = ("orders.late", "orders.", "day-1", "a")
-    assert [topic for topic in (*good, "orders", "day-10", "c", "x.state", "Orders.late", "__a") if allowed(topic)] == list(good)
+    allowed = Allowed(("orders.*", "day-?", "[ab]", "[!a-z]9", "[]a]-*", "xx*", "._", "_*"), "x")
+    good = ("orders.late", "orders.", "day-1", "a", "A9", "a-z", "xx.intake", "._", "_a")
+    others = ("orders", "day-10", "c", "x.state", "Orders.late", "__a", "a9", "x")
+    assert [topic for topic in (*good, *others) if allowed(topic)] == list(good)
     assert not Allowed((), "x")("orders")
+
+
+@given(st.text("ab._-*?[]!,", max_size=8))
+def test_a_pattern_is_refused_only_where_it_matches_no_name(pattern: str) -> None:
+    try:
+        Allowed((pattern,), "a")
+    except BadConfiguration:
+        names = ["".join(name) for count in range(1, 5) for name in product("ab._-", repeat=count)]
+        matching = [name for name in names if fnmatchcase(name, pattern) and not name.startswith(("a.", "__")) and name not in (".", "..")]
+        assert matching == []

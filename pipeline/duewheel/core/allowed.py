@@ -9,19 +9,25 @@ which begin with two underscores.
     allowed("orders.late")        True
     allowed("duewheel.intake")    False, with any pattern
 
-All processors of an installation should have the same patterns: a partition's owner decides.
+A pattern that can match nothing is a mistake, and refused: one with a comma, or one for the installation's own topics. All processors of an
+installation should have the same patterns: a partition's owner decides.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from string import ascii_letters, digits
 from typing import Final
 
 from duewheel.core.errors import BadConfiguration
-from duewheel.core.topology import topic_fault
+from duewheel.core.limits import TOPIC_CHARS_MAX
 
-_WILD: Final = str.maketrans("*?[]!", "xxxxx")
+_LEGAL: Final = ascii_letters + digits + "._-"
+# One or more stars, a class as `fnmatch` understands it, or a character.
+_PARTS: Final = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
+_KAFKAS: Final = "__"
 
 
 class Allowed:
@@ -32,20 +38,44 @@ class Allowed:
         prefix: of the installation, whose topics are refused.
 
     Raises:
-        BadConfiguration: a pattern can match no topic.
+        BadConfiguration: a pattern can match no topic that may be delivered to.
     """
 
     def __init__(self, patterns: Sequence[str], prefix: str) -> None:
+        self._patterns = tuple(patterns)
+        self._never = (f"{prefix}.", _KAFKAS)
         for pattern in patterns:
-            fault = topic_fault(pattern.translate(_WILD))
-            if fault is not None:
+            if fault := self._fault(pattern):
                 raise BadConfiguration(
                     f"the pattern {pattern!r} of topics to deliver to {fault}; * is any characters, ? one, [ab] one of these"
                 )
-        self._patterns = tuple(patterns)
-        self._internal = f"{prefix}."
 
     def __call__(self, topic: str) -> bool:
-        if topic.startswith((self._internal, "__")):
-            return False
-        return any(fnmatchcase(topic, pattern) for pattern in self._patterns)
+        return not topic.startswith(self._never) and any(fnmatchcase(topic, pattern) for pattern in self._patterns)
+
+    def _fault(self, pattern: str) -> str:
+        """Why a pattern can match nothing, as the rest of a sentence; nothing where it can."""
+        parts = _PARTS.findall(pattern)
+        fits = [_LEGAL if part[0] == "*" else "".join(c for c in _LEGAL if fnmatchcase(c, part)) for part in parts]
+        if not parts or not all(fits):
+            wrong = next((part for part, fit in zip(parts, fits, strict=True) if not fit), "")
+            return f"has {wrong!r} where a topic's name has one of a-z A-Z 0-9 . _ -" if wrong else "is empty"
+        length = sum(part[0] != "*" for part in parts)
+        if length > TOPIC_CHARS_MAX:
+            return f"matches names of {length} characters and more, at most {TOPIC_CHARS_MAX} are allowed"
+        begins = _beginning(parts, fits)
+        if begins.startswith(self._never):
+            return "matches only topics of this installation or of Kafka itself, to which nothing may be delivered"
+        if begins in (".", "..") and len(begins) == len(parts):
+            return "is no name of a topic"
+        return ""
+
+
+def _beginning(parts: Sequence[str], fits: Sequence[str]) -> str:
+    """What every name begins with that a pattern matches."""
+    begins = ""
+    for part, fit in zip(parts, fits, strict=True):
+        if part[0] == "*" or len(fit) > 1:
+            break
+        begins += fit
+    return begins
