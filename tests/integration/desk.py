@@ -316,17 +316,24 @@ class Desk:
     # --- processors in this process ---
 
     def processor(
-        self, name: str = "a", clock: Clock | None = None, broker_timeout_s: float = TIMEOUT_S, kafka: KafkaConfig | None = None
+        self,
+        name: str = "a",
+        clock: Clock | None = None,
+        broker_timeout_s: float = TIMEOUT_S,
+        kafka: KafkaConfig | None = None,
+        deliver_to: Sequence[str] = (),
     ) -> Processor:
         """A processor that has asked to join its group."""
-        processor = wiring.timer_processor(kafka or self.kafka, self.topology, self.folder / name, broker_timeout_s, clock)
+        processor = wiring.timer_processor(
+            kafka or self.kafka, self.topology, self.folder / name, broker_timeout_s, clock, deliver_to=deliver_to
+        )
         self._processors.append(processor)
         processor.start()
         return processor
 
-    def active(self, name: str = "a", clock: Clock | None = None) -> Processor:
+    def active(self, name: str = "a", clock: Clock | None = None, deliver_to: Sequence[str] = ()) -> Processor:
         """A processor that is alone and fires all partitions."""
-        processor = self.processor(name, clock)
+        processor = self.processor(name, clock, deliver_to=deliver_to)
         self.drive(processor, until=lambda: is_active(processor))
         return processor
 

@@ -363,6 +363,16 @@ def test_long_names_are_not_remembered() -> None:
     assert kept < 500_000
 
 
+def test_thousands_of_topics_to_deliver_to_push_out_nothing_that_jobs_share() -> None:
+    codec.decode_command(VALUE)
+    before = dict(decoding._middles)
+    for n in range(2 * REMEMBERED_MAX):
+        delivery: Any = {"topic": f"{n}-orders", "key": None, "tombstone": False}
+        value = codec.encode_schedule({**SCHEDULE, "delivery": delivery})
+        assert codec.decode_command(value)[1]["delivery"] == delivery
+    assert {name: decoding._middles.get(name) for name in before} == before
+
+
 # --- versions ---
 
 

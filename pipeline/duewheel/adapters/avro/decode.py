@@ -123,6 +123,7 @@ class _Middle(NamedTuple):
 # Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
 _MIDDLE_BYTES_MIN: Final = 26
 _middles: dict[bytes, _Middle] = {}
+_DELIVERIES_REMEMBERED_MAX: Final = 100
 
 # By all of their bytes.
 _policies: dict[bytes, Policy] = {}
@@ -364,10 +365,13 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
         or (recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"]))
         or (delivery is not None and delivery["key"] is not None)
     )
-    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not is_its_own:
+    begins = value[begin : begin + _MIDDLE_BYTES_MIN]
+    # Topics, unlike queues, may be thousands, and many begin alike: each in the other's place, they cost four times as much as forgotten.
+    has_room = delivery is None or (len(_middles) < _DELIVERIES_REMEMBERED_MAX and begins not in _middles)
+    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not is_its_own and has_room:
         if len(_middles) >= REMEMBERED_MAX:
             _middles.clear()
-        _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
+        _middles[begins] = middle
     return middle
 
 
