@@ -97,7 +97,7 @@ def test_each_record_is_there_once_and_none_early_although_a_processor_is_killed
                 for job_id, at_ms in due_ms.items()
             )
             client.deliver(topic, None, key="k", job_id="tombstone", at=first_ms)
-            client.deliver(topic, b"tick", key="t", job_id="ticks", at=first_ms, every=1, runs_max=TICKS)
+            client.deliver(topic, b"tick", key="t", job_id="ticks", at=first_ms, every=1, max_runs=TICKS)
         due_ms |= {"tombstone": first_ms} | {f"ticks@{first_ms + n * 1_000}": first_ms + n * 1_000 for n in range(TICKS)}
         fleet.await_that(lambda: witness.look() > RECORDS // 4, END_S, "some were delivered")
         victim.kill()
@@ -141,7 +141,7 @@ def test_what_a_topic_refuses_holds_up_nobody_and_dies_with_what_the_broker_said
             records.append(raw_schedule(job_id, due_ms, payload=payload, delivery={"topic": topic, "key": key, "tombstone": False}))
         desk.publish(records)
         desk.drive(processor, until=lambda: witness.look() >= len(good))
-        desk.drive(processor, until=lambda: desk.dead_runs())
+        desk.drive(processor, until=desk.dead_runs)
     witness.close()
     assert witness.by_job().keys() == good.keys()
     (death,) = desk.dead_runs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from itertools import product
 from types import SimpleNamespace
@@ -170,7 +171,8 @@ def test_a_topic_that_refuses_records_stops_nobody_else() -> None:
     assert delivered(cluster) == [(0, b"k", b"1")]
 
 
-REFUSALS = {
+Takes = Callable[[bytes | None, bytes | None], bool]
+REFUSALS: dict[str, tuple[Any, bytes, Takes]] = {
     "too large": ({"key": b"k"}, b"x" * 2_000, lambda key, value: len(value or b"") < 1_000),
     "no key, and the topic is compacted": ({"key": None}, b"1", lambda key, value: key is not None),
 }

@@ -110,9 +110,10 @@ class Job:
     """
 
     __slots__ = (
-        "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "delivers", "dispatches", "due_ms",
-        "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried", "is_closed",
-        "is_dropped", "phase", "queue", "recurrence", "retention_ms", "said", "state", "state_generation", "token",
+        "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "delivers",
+        "dispatches", "due_ms", "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread",
+        "is_buried", "is_closed", "is_dropped", "phase", "queue", "recurrence", "retention_ms", "said", "state", "state_generation",
+        "token",
     )  # fmt: skip
 
     def __init__(self) -> None:
