@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "schedule": "duewheel.cli.producing:schedule",
     "deliver": "duewheel.cli.producing:deliver",
     "cancel": "duewheel.cli.producing:cancel",
+    "schedules": "duewheel.cli.schedules:schedules",
     "encode": "duewheel.cli.producing:encode",
     "processor": "duewheel.cli.processor:processor",
     "worker": "duewheel.cli.worker:worker",

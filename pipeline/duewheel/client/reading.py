@@ -141,12 +141,12 @@ class JobResult:
         return None if self.output is None else json.loads(self.output)
 
 
-Mark: TypeAlias = tuple[int, int, bytes]
+Mark: TypeAlias = bytes
 
 
-def mark(command: Schedule) -> Mark:
-    """What tells a command from all others of its job id, whichever version of the schema it is written in."""
-    return command["created_ms"], command["due_ms"], blake2b(command["work"]["payload"], digest_size=8).digest()
+def mark(command: bytes) -> Mark:
+    """What tells a command from all others, encoded as this version does: with the same mark it is the same command."""
+    return blake2b(command, digest_size=16).digest()
 
 
 class Sought(NamedTuple):
@@ -172,8 +172,9 @@ class Sought(NamedTuple):
 
 
 class StateCodec(Protocol):
-    """What is needed of a codec. Each raises UndecodableRecord."""
+    """What is needed of a codec. Each that decodes raises UndecodableRecord."""
 
+    def encode_schedule(self, record: Schedule) -> bytes: ...
     def decode_definition(self, value: bytes | None) -> Definition: ...
     def decode_state(self, value: bytes | None) -> State: ...
     def decode_progress(self, value: bytes | None) -> Progress: ...
@@ -421,9 +422,9 @@ class Reading:
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
-                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, since it was asked for")
+                return _overtaken(sought, defined.generation)
             if sought.offset >= 0 and (sought.asks_decision or sought.on_conflict != OnConflict.IGNORE):
-                return _met(sought)
+                return _met(sought, defined)
             return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
             return error
@@ -477,7 +478,8 @@ class Reading:
     def _defined(self, seen: _Seen) -> _Defined | None:
         if seen.definition is not None:
             definition = self._codec.decode_definition(seen.definition)
-            seen.defined = _Defined(definition["generation"], definition["offset"], mark(definition["schedule"]))
+            command = self._codec.encode_schedule(definition["schedule"])
+            seen.defined = _Defined(definition["generation"], definition["offset"], mark(command))
             seen.definition = None
         return seen.defined
 
@@ -492,9 +494,23 @@ class Reading:
         return "nothing is known of it"
 
 
-def _met(sought: Sought) -> Answer:
+def _overtaken(sought: Sought, generation: int) -> Answer:
+    """What became of a command where a later one defined the job. A first generation replaced nothing."""
+    job_id = sought.job_id
+    if generation > 1:
+        return JobReplaced(f"job {job_id} was defined anew, as generation {generation}, since it was asked for")
+    return JobUnknown(
+        f"the job {job_id} that was asked for is not known: its command was refused, and a dead letter says why (duewheel tail), or it "
+        "ended and was forgotten. A later command made another job under its id"
+    )
+
+
+def _met(sought: Sought, defined: _Defined) -> Answer:
     """What became of a command that met an older definition of its id, which still holds."""
     job_id = sought.job_id
+    if sought.on_conflict == OnConflict.REPLACE and defined.offset < 0:
+        # Written by 0.1.0, which did not say by which command: it may as well be a later one.
+        return JobReplaced(f"job {job_id} was defined anew, as generation {defined.generation}, or the command that was to do it refused")
     if sought.on_conflict == OnConflict.REPLACE:
         return JobUnknown(
             f"the command that was to define job {job_id} anew was refused, and a dead letter says why (duewheel tail); the job is what it "
