@@ -47,6 +47,7 @@ class EnqueueInvoked(NamedTuple):
         created_ms: as in the command. Tells commands for the same job and time apart; so it must be given where a job id is used twice.
         replaces: whether it is to redefine a job that is known.
         recurrence: where it is to run again and again. Its runs are told as jobs of their own, that nobody asks for.
+        delivers: whether it is a record to put on a topic, rather than work.
     """
 
     at_ms: int
@@ -57,6 +58,7 @@ class EnqueueInvoked(NamedTuple):
     limits: Limits | None = None
     replaces: bool = False
     recurrence: Recurrence | None = None
+    delivers: bool = False
 
 
 class CancelInvoked(NamedTuple):
@@ -120,6 +122,7 @@ class Defined(NamedTuple):
     due_ms: int
     created_ms: int = 0
     recurrence: Recurrence | None = None
+    delivers: bool = False
 
 
 class StateWritten(NamedTuple):
@@ -166,6 +169,18 @@ class Dispatched(NamedTuple):
     attempt: int
     slot_ms: int
     crashes: int = 0
+
+
+class Delivered(NamedTuple):
+    """A record of a job that was put on a topic of others. All that were committed must be told; `slot_ms` and `token` are in its headers."""
+
+    at_ms: int
+    topic: str
+    partition: int
+    offset: int
+    job_id: str
+    slot_ms: int
+    token: int
 
 
 class RunDied(NamedTuple):
@@ -388,6 +403,7 @@ Event: TypeAlias = (
     | StateWritten
     | Forgotten
     | Dispatched
+    | Delivered
     | RunDied
     | DeathClosed
     | DeadLettered

@@ -39,6 +39,7 @@ from duewheel.proof.history import (
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     Dispatched,
     DropInvoked,
     Effect,
@@ -149,6 +150,7 @@ class Story:
     states: list[StateWritten] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
     dispatches: list[Dispatched] = field(default_factory=list)
+    deliveries: list[Delivered] = field(default_factory=list)
     deaths: list[RunDied] = field(default_factory=list)
     closings: list[DeathClosed] = field(default_factory=list)
     starts: list[Started] = field(default_factory=list)
@@ -250,6 +252,7 @@ class Ledger:
             StateWritten: of_job("states"),
             Forgotten: of_job("forgotten"),
             Dispatched: of_job("dispatches"),
+            Delivered: of_job("deliveries"),
             RunDied: of_job("deaths"),
             DeathClosed: of_job("closings"),
             DeadLettered: self.dead_letters.append,

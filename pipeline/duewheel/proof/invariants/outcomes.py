@@ -225,6 +225,8 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
     limits = run.asked.limits if run.asked is not None else None
     if phase == Phase.SUCCEEDED and run.defined is not None and run.defined.recurrence is not None:
         return ""  # no slot of it is left
+    if phase == Phase.SUCCEEDED and run.defined is not None and run.defined.delivers:
+        return ""  # DeliveredOnce tells
     if phase == Phase.SUCCEEDED:
         if not any(o.token == token and o.result == Result.SUCCEEDED for o in story.outcomes):
             return "no worker said so"
