@@ -97,7 +97,7 @@ def test_each_record_is_there_once_and_none_early_although_a_processor_is_killed
                 for job_id, at_ms in due_ms.items()
             )
             client.deliver(topic, None, key="k", job_id="tombstone", at=first_ms)
-            client.deliver(topic, b"tick", key="t", job_id="ticks", at=first_ms, every=1, max_runs=TICKS)
+            client.deliver(topic, b"tick", key="t", job_id="ticks", at=first_ms, every=1, max_runs=TICKS, overlap="allow")
         due_ms |= {"tombstone": first_ms} | {f"ticks@{first_ms + n * 1_000}": first_ms + n * 1_000 for n in range(TICKS)}
         fleet.await_that(lambda: witness.look() > RECORDS // 4, END_S, "some were delivered")
         victim.kill()

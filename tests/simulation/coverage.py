@@ -12,20 +12,23 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from duewheel.core.model import Closing, Result
+from duewheel.core.step import Reason
 from duewheel.core.trail import expires_ms
 from duewheel.proof.history import (
     BadRecordWritten,
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     EnqueueInvoked,
     Event,
     Forgotten,
     OutcomeRecorded,
+    RunDied,
     Snapshot,
     Started,
 )
-from tests.simulation.site import QUEUE, TOPOLOGY, Site
+from tests.simulation.site import OUT, QUEUE, TOPOLOGY, Site
 from tests.simulation.weather import AT_CALLS, AT_TIMES, OFFSETS_RESET
 
 # So many seeds must do everything. The rarest is a commit of unknown outcome that lands later.
@@ -46,6 +49,9 @@ DEEDS: Final = (
     "job asked for",
     "handler began",
     "store compared",
+    "record delivered",
+    "record refused by its topic",
+    "record waited for its topic",
     f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
     f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
 )
@@ -78,6 +84,11 @@ def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Coun
         elif isinstance(event, Forgotten):
             met["job forgotten"] += 1
             forgotten[event.job_id] = event.offset
+        elif isinstance(event, Delivered):
+            met["record delivered"] += 1
+            met["record waited for its topic"] += event.topic == OUT[-1] and event.at_ms > event.slot_ms + 1_000
+        elif isinstance(event, RunDied):
+            met["record refused by its topic"] += event.reason == Reason.REFUSED
         elif isinstance(event, DeathClosed):
             met["dead run redriven"] += event.how == Closing.REDRIVEN
             met["dead run dropped"] += event.how == Closing.DROPPED

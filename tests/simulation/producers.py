@@ -1,6 +1,7 @@
 """Whoever writes to the topics: producers that ask for jobs, people who look after dead runs, and strangers who write what nobody can read.
 
     job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile
+    job-8      a record to deliver: every other seed has some, and some of these are too large for their topic
     brief-2    forgotten as soon as it is over; then its id is used anew
     stray-1    a good command on the wrong partition, as a client without murmur2 writes it
     bad-3      no command at all, or one that breaks a rule: worth one dead letter
@@ -19,7 +20,7 @@ from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.intake import MemoryIntake
 from duewheel.adapters.memory.logs import Headers, Log
 from duewheel.adapters.memory.world import Process
-from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.client.commands import Delivery, Job, cancel_command, deliver_command, drop_command, redrive_command, schedule_command
 from duewheel.core.errors import BrokerUnavailable
 from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
 from duewheel.core.model import Limits, Schedule
@@ -31,15 +32,20 @@ from duewheel.proof.history import (
     CancelInvoked,
     DropInvoked,
     EnqueueInvoked,
+    FaultBegan,
+    FaultEnded,
     RedriveInvoked,
     Unknown,
 )
 from tests.malformed import CORPUS
 from tests.simulation.jobs import Tasks
-from tests.simulation.site import TOPOLOGY, Site
+from tests.simulation.site import OUT, OUT_BYTES_MAX, TOPOLOGY, Site
 
 SECOND_US: Final = 1_000_000
 _FORGOTTEN_WITHIN_S: Final = 40
+_DELIVERED_SHARE: Final = 0.3
+TOPIC_LATE: Final = "topic late"
+TOPIC_PICKY: Final = "topic picky"
 _BAD_BYTES_MAX: Final = 2_000
 _MALFORMED: Final = [bad.value for bad in CORPUS if bad.value is None or len(bad.value) <= _BAD_BYTES_MAX]
 
@@ -53,6 +59,7 @@ class Producers:
         spoils_dispatches: whether strangers write to the dispatch topic as well. Where a person sets its group back, or deletes it, what
             was refused there is refused once more, or never.
         expiring: how many jobs may not start after some time, from 0 to 1.
+        delivering: decides which are records to deliver; None where none is.
 
     Attributes:
         asking: how many have more to ask.
@@ -61,7 +68,9 @@ class Producers:
         bad: partition and offset of records that nobody can read, by topic.
     """
 
-    def __init__(self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float) -> None:
+    def __init__(
+        self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float, delivering: Random | None
+    ) -> None:
         self._site = site
         self._world = site.world
         self._random = random
@@ -69,6 +78,8 @@ class Producers:
         self._spoilt = [TOPOLOGY.intake, TOPOLOGY.intake, TOPOLOGY.outcomes]
         self._spoils_dispatches = spoils_dispatches
         self._expiring = expiring
+        self._delivering = delivering
+        self._refused_share = 0.0
         self._process = Process(site.world, "producer")
         self._calls = 0
         self._scheduled: dict[str, int] = {}
@@ -83,12 +94,34 @@ class Producers:
         """Puts on the agenda what is asked for by then."""
         moments: list[Callable[[], None]] = [lambda n=n: self._schedule(f"job-{n}") for n in range(jobs)]  # type: ignore[misc]
         moments += [self._again] * (jobs // 3)
+        if self._delivering is not None:
+            self._begin_deliveries(self._delivering, until_us, is_calm)
         if not is_calm:
             moments += [lambda n=n: self._briefly(f"brief-{n}") for n in range(self._random.choice((0, 2, 4)))]  # type: ignore[misc]
             moments += [lambda n=n: self._astray(f"stray-{n}") for n in range(self._random.choice((0, 2, 5)))]  # type: ignore[misc]
             moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 3, 9)))]  # type: ignore[misc]
         for call in moments:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
+
+    def _begin_deliveries(self, random: Random, until_us: int, is_calm: bool) -> None:
+        """Makes topics to deliver to. Where one comes late, or refuses some records, that is a fault: it holds up others for a while."""
+        if is_calm:
+            for topic in OUT:
+                self._site.make_topic(topic)
+            return
+        *early, late = OUT
+        for topic in early:
+            self._site.make_topic(topic)
+        self._refused_share = random.choice((0.0, 0.1, 0.3))
+        self._site.tell(FaultBegan(self._world.now_ms, "late topic", TOPIC_LATE, late))
+        if self._refused_share:
+            self._site.tell(FaultBegan(self._world.now_ms, "picky topics", TOPIC_PICKY, early[0]))
+
+        def make() -> None:
+            self._site.make_topic(late)
+            self._site.tell(FaultEnded(self._world.now_ms, "late topic"))
+
+        self._world.later(random.randrange(until_us), make)
 
     def _at(self, at_us: int, call: Callable[[], None]) -> None:
         self.asking += 1
@@ -127,12 +160,20 @@ class Producers:
             job = job._replace(total_timeout=random.randrange(1, 40))
         if random.random() < 0.2:
             job = job._replace(crash_limit=random.choice((1, 2, 8)))
+        delivering = self._delivering
+        if delivering is not None and delivering.random() < _DELIVERED_SHARE:
+            too_large = delivering.random() < self._refused_share
+            value = None if delivering.random() < 0.1 else bytes(2 * OUT_BYTES_MAX if too_large else delivering.randrange(OUT_BYTES_MAX))
+            shared = {name: getattr(job, name) for name in ("delay", "job_id", "on_conflict", "retention", "expires_at")}
+            record = Delivery(delivering.choice(OUT), value, key=delivering.choice((None, job_id)), **shared)
+            return deliver_command(record, now_ms, lambda now_ms: job_id)
         return schedule_command(job, now_ms, lambda now_ms: job_id)
 
     def _asked(self, command: Schedule) -> EnqueueInvoked:
         limits: Limits | None = command["limits"]
         job_id, replaces = command["job_id"], command["on_conflict"] == "REPLACE"
-        return EnqueueInvoked(self._world.now_ms, self._call(), job_id, command["due_ms"], command["created_ms"], limits, replaces)
+        when, delivers = (command["due_ms"], command["created_ms"]), command["delivery"] is not None
+        return EnqueueInvoked(self._world.now_ms, self._call(), job_id, *when, limits, replaces, None, delivers)
 
     def _enqueue(self, command: Schedule) -> bool:
         job_id, asked = command["job_id"], self._asked(command)
