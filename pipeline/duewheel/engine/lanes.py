@@ -3,12 +3,12 @@
 A lane is a topic to deliver to (`core.step.lane`). What is put there is other people's: a record may be larger than the topic takes, or
 have no key where the topic is compacted. Such a record is refused for what it is, and fails a whole transaction; no error says which one
 it was. So a lane that is doubted (see `doubts`) is narrow: a transaction may have one of its records, then two, four, eight, as long as
-they are committed, and one again as soon as one fails. A record that fails alone three times in a row (so many, for the reason that
-`doubts` gives) rests while the others go on, and is tried alone again after 5 s, 10 s, 20 s …
+they are committed, and one again as soon as one fails. A record that fails alone, and the brokers name its size or its form, or that does
+so three times in a row (for the reason that `doubts` gives), rests while the others go on, and is tried again after 5 s, 10 s, 20 s …
 
     a topic that takes 1,000 bytes; a, b, c, d are due, and b is too large
     a b c d fail three times       narrow: a alone, committed; then b and c: fails
-    b alone fails three times      b rests 5 s; c alone, then d and whatever comes
+    b alone fails                  b rests 5 s; c alone, then d and whatever comes
     b again, after 5, 15 and 35 s  fails; refused for good: its job is dead, with what the brokers said
 
 A trial counts against a record only where it is certainly the record's: the brokers named its size or its form, or the topic has taken
@@ -27,10 +27,10 @@ from duewheel.core.limits import MINUTE_MS, PARKED_MS
 from duewheel.core.step import ADMITTED, Admission
 
 TRIES: Final = 3
-# Of a record, each with TRIES transactions that fail. Between them it rests for 35 s altogether: time to mend a topic's settings.
+# Of a record, each with one transaction that fails, or TRIES. Between them it rests for 35 s altogether: time to mend a topic's settings.
 ROUNDS_MAX: Final = 4
 _REST_MS_MAX: Final = 64 * PARKED_MS
-# After a record was found guilty, all others have this long before another may cost them three transactions.
+# After a record was found guilty, all others have this long before another may cost them transactions.
 _BREATH_MS: Final = 250
 _LANE_REST_MS_MAX: Final = MINUTE_MS
 # So many in one transaction are as good as any number.
@@ -183,7 +183,7 @@ class Lanes:
         if is_by_value or not suspect.is_by_value:  # else it is but what the refusal before has left in disorder
             suspect.is_by_value, suspect.why = is_by_value, error
         suspect.failures += 1
-        if suspect.failures < TRIES:
+        if suspect.failures < TRIES and not is_by_value:
             return 0, None
         is_guilty = suspect.is_by_value or narrow.commits > suspect.commits
         suspect.commits, suspect.failures, suspect.is_by_value = narrow.commits, 0, False
