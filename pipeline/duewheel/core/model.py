@@ -42,6 +42,23 @@ class Overlap(StrEnum):
     REPLACE = "REPLACE"
 
 
+class Action(StrEnum):
+    """What a `Change` asks for."""
+
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
+    RUN_NOW = "RUN_NOW"
+    UPDATE = "UPDATE"
+
+
+class Reach(StrEnum):
+    """What a `Cancel` stops besides further attempts and runs."""
+
+    ATTEMPT = "ATTEMPT"
+    JOB = "JOB"
+    RUNS = "RUNS"
+
+
 class Phase(StrEnum):
     """Where a job stands. `lifecycle.TRANSITIONS` says what may follow what."""
 
@@ -54,6 +71,7 @@ class Phase(StrEnum):
     RUNNING = "RUNNING"  # dispatched, and its worker said so: there is a lease
     DISCARDED = "DISCARDED"  # given up on purpose, by the handler
     EXPIRED = "EXPIRED"  # not started in time
+    PAUSED = "PAUSED"  # waits until somebody resumes it
 
 
 class Result(StrEnum):
@@ -137,6 +155,21 @@ class Schedule(TypedDict):
 class Cancel(TypedDict):
     job_id: str
     created_ms: int
+    reach: str
+
+
+class Change(TypedDict):
+    job_id: str
+    created_ms: int
+    action: str
+    due_ms: int | None
+    retention_ms: int | None
+    limits: Limits | None
+    recurrence: Recurrence | None
+    payload: bytes | None
+    content_type: str | None
+    headers: dict[str, str] | None
+    policy: Policy | None
 
 
 class Redrive(TypedDict):
@@ -174,6 +207,12 @@ class Ending(TypedDict):
     message: str
 
 
+class Answer(TypedDict):
+    offset: int
+    reason: str
+    message: str
+
+
 class Trail(TypedDict):
     wake_ms: int
     lease_ms: int
@@ -182,6 +221,8 @@ class Trail(TypedDict):
     endings: list[Ending]
     runs: list[int]
     queued_ms: int
+    spares: bool
+    answer: Answer | None
 
 
 class State(TypedDict):

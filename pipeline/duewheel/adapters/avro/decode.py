@@ -17,6 +17,7 @@ is recognized by all its bytes. So records share the dicts of their limits and p
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from math import inf
 from typing import Final, Literal, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from duewheel.adapters.avro.encode import (
     MISFIRES,
     OVERLAPS,
     PHASES,
+    REACHES,
     REMEMBERED_BYTES_MAX,
     REMEMBERED_MAX,
     RESULTS,
@@ -37,7 +39,9 @@ from duewheel.adapters.avro.strict import Reader
 from duewheel.adapters.avro.varints import FIRST, SECOND, THIRD, long_at
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import (
+    Answer,
     Cancel,
+    Change,
     DeadLetter,
     DeadRun,
     DeadRunClosed,
@@ -74,6 +78,7 @@ _STOP: Final = CURRENT["Stop"].header
 _EMBEDDING_BYTES_MAX: Final = 1_024
 
 _CONFLICTS: Final = list(CONFLICTS)
+_REACHES: Final = list(REACHES)
 _KINDS: Final = list(KINDS)
 _MISFIRES: Final = list(MISFIRES)
 _OVERLAPS: Final = list(OVERLAPS)
@@ -131,7 +136,8 @@ ScheduleCommand = tuple[Literal["schedule"], Schedule, bytes]
 CancelCommand = tuple[Literal["cancel"], Cancel, bytes]
 RedriveCommand = tuple[Literal["redrive"], Redrive, bytes]
 DropCommand = tuple[Literal["drop"], Drop, bytes]
-Command = ScheduleCommand | CancelCommand | RedriveCommand | DropCommand
+ChangeCommand = tuple[Literal["change"], Change, bytes]
+Command = ScheduleCommand | CancelCommand | RedriveCommand | DropCommand | ChangeCommand
 
 OfDeadLetterTopic = tuple[Literal["letter"], DeadLetter] | tuple[Literal["dead_run"], DeadRun] | tuple[Literal["closed"], DeadRunClosed]
 
@@ -154,7 +160,7 @@ class Decoder:
             bytes_max: larger values are refused before anything is decoded.
 
         Returns:
-            ("schedule", the command, its work encoded), or "cancel", "redrive" or "drop" with the command and nothing.
+            ("schedule", the command, its work encoded), or "cancel", "redrive", "drop" or "change" with the command and nothing.
 
         Raises:
             UndecodableRecord: this and every other decoder.
@@ -176,7 +182,7 @@ class Decoder:
             single_object = self._unframe(value)
             if single_object is not value:
                 return self.decode_command(single_object, bytes_max)
-        kind, record = self._read(value, ("Schedule", "Cancel", "Redrive", "Drop"), bytes_max)
+        kind, record = self._read(value, ("Schedule", "Cancel", "Redrive", "Drop", "Change"), bytes_max)
         match kind:
             case "Cancel":
                 return "cancel", cast(Cancel, record), b""
@@ -184,6 +190,8 @@ class Decoder:
                 return "redrive", cast(Redrive, record), b""
             case "Drop":
                 return "drop", cast(Drop, record), b""
+            case "Change":
+                return "change", cast(Change, record), b""
         schedule = cast(Schedule, record)
         return "schedule", schedule, encode_work(schedule["work"])
 
@@ -195,6 +203,11 @@ class Decoder:
         if value.startswith(_SCHEDULE):
             return value
         return encode_schedule(cast(Schedule, self._read(value, ("Schedule",), RECORD_BYTES_MAX)[1]))
+
+    def revise_schedule(self, command: bytes, change: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+        """An encoded Schedule of the current schema, changed: as a record, its work encoded, and the whole encoded anew."""
+        record = change(cast(Schedule, self._read(command, ("Schedule",), RECORD_BYTES_MAX)[1]))
+        return record, encode_work(record["work"]), encode_schedule(record)
 
     def decode_definition(self, value: bytes | None) -> Definition:
         """A Definition, whole."""
@@ -352,9 +365,10 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
 def _cancel(value: bytes) -> CancelCommand:
     job_id, at = _string_at(value, HEADER_BYTES)
     a, b, c = _time(value, at)
-    if at + 6 != len(value):
+    reach, at = _symbol_at(value, at + 6, _REACHES)
+    if at != len(value):
         raise ValueError("bytes left over")
-    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c]}, b""
+    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c], "reach": reach}, b""
 
 
 def _of_a_dead_run(value: bytes) -> Redrive:
@@ -717,6 +731,14 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         at = _end_of_array(value, at)
     runs, at = _longs_at(value, at)
     queued_ms, at = _time_at(value, at)
+    spares = value[at]
+    if spares > 1:
+        raise ValueError("no boolean")
+    answer: Answer | None = None
+    if value[at + 1]:
+        answer, at = _answer_at(value, at + 1)
+    else:
+        at += 2
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -725,7 +747,18 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         "endings": endings,
         "runs": runs,
         "queued_ms": queued_ms,
+        "spares": spares == 1,
+        "answer": answer,
     }, at
+
+
+def _answer_at(value: bytes, at: int) -> tuple[Answer, int]:
+    if value[at] != _SOME:
+        raise ValueError("no answer")
+    offset, at = long_at(value, at + 1)
+    reason, at = _string_at(value, at)
+    message, at = _string_at(value, at)
+    return {"offset": offset, "reason": reason, "message": message}, at
 
 
 def _ending_at(value: bytes, at: int) -> tuple[Ending, int]:

@@ -20,7 +20,9 @@ from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import encode
 from duewheel.adapters.avro.varints import LAST, long
 from duewheel.core.model import (
+    Answer,
     Cancel,
+    Change,
     DeadLetter,
     DeadRun,
     DeadRunClosed,
@@ -58,6 +60,7 @@ _DEAD_RUN: Final = CURRENT["DeadRun"].header
 PHASES: Final = {symbol: index for index, symbol in enumerate(CURRENT["State"].symbols("phase"))}
 RESULTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Outcome"].symbols("result"))}
 CONFLICTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("on_conflict"))}
+REACHES: Final = {symbol: index for index, symbol in enumerate(CURRENT["Cancel"].symbols("reach"))}
 KINDS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "kind"))}
 MISFIRES: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "misfire"))}
 OVERLAPS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "overlap"))}
@@ -123,7 +126,12 @@ def splice_schedule(job_id: str, due_ms: int, created_ms: int, retention_ms: int
 
 def encode_cancel(record: Cancel) -> bytes:
     """The Cancel, ready to be published."""
-    return _CANCEL + _string(record["job_id"]) + long(record["created_ms"])
+    return b"".join((_CANCEL, _string(record["job_id"]), long(record["created_ms"]), LAST[REACHES[record["reach"]] << 1]))
+
+
+def encode_change(record: Change) -> bytes:
+    """The Change, ready to be published."""
+    return encode("Change", record)
 
 
 def encode_redrive(record: Redrive) -> bytes:
@@ -396,8 +404,14 @@ def _trail(trail: Trail) -> bytes:
             _array([_ending(ending) for ending in endings]) if endings else b"\0",
             _array([long(slot_ms) for slot_ms in trail["runs"]]) if trail["runs"] else b"\0",
             long(trail["queued_ms"]),
+            b"\1" if trail["spares"] else b"\0",
+            b"\0" if trail["answer"] is None else _answer(trail["answer"]),
         )
     )
+
+
+def _answer(answer: Answer) -> bytes:
+    return b"\2" + long(answer["offset"]) + _string(answer["reason"]) + _string(answer["message"])
 
 
 def _output(output: bytes | None) -> bytes:
