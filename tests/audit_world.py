@@ -146,7 +146,14 @@ class Life:
         """Somebody asks for a job, and the owner takes it in."""
         command = codec.encode_schedule(record)
         self.logs.intake.append((self.now_ms, "schedule", record))
-        self.step(lambda step: step.schedule(record, codec.decode_command(command)[2], command))
+
+        def obey(step: Step) -> None:
+            try:
+                step.schedule(record, codec.decode_command(command)[2], command)
+            except RejectedJob:
+                self.logs.refused.add(len(self.logs.intake) - 1)
+
+        self.step(obey)
 
     def change(self, name: str, job_id: str) -> None:
         """Somebody cancels, redrives or drops a job."""

@@ -272,13 +272,14 @@ def schedule(
     payload: bytes = b"1",
     limits: Limits | None = None,
     recurrence: Recurrence | None = None,
+    on_conflict: OnConflict = OnConflict.IGNORE,
 ) -> None:
     """Puts a schedule into the intake log."""
     record: Schedule = {
         "job_id": job_id,
         "due_ms": due_ms,
         "created_ms": world.now_ms,
-        "on_conflict": OnConflict.IGNORE,
+        "on_conflict": on_conflict,
         "retention_ms": 86_400_000,
         "queue": queue,
         "limits": limits,

@@ -87,7 +87,7 @@ schedules = st.fixed_dictionaries(
         "job_id": st.one_of(st.text("abc-123", min_size=1, max_size=30), texts),
         "due_ms": times,
         "created_ms": times,
-        "on_conflict": st.sampled_from(["IGNORE", "REPLACE"]),
+        "on_conflict": st.sampled_from(["IGNORE", "REPLACE", "REJECT"]),
         "retention_ms": st.one_of(st.just(86_400_000), times),
         "queue": st.one_of(st.just("default"), texts),
         "limits": limits,

@@ -1,6 +1,18 @@
 """Duewheel: a distributed job scheduler on Kafka."""
 
-from duewheel.client import Client, Job, JobDidNotSucceed, JobFailed, JobHandle, JobReplaced, JobResult, JobUnknown, Scheduled
+from duewheel.client import (
+    Client,
+    Decision,
+    Job,
+    JobConflict,
+    JobDidNotSucceed,
+    JobFailed,
+    JobHandle,
+    JobReplaced,
+    JobResult,
+    JobUnknown,
+    Scheduled,
+)
 from duewheel.core.retry import RetryPolicy
 from duewheel.wiring import connect
 from duewheel.worker.app import App, Context
@@ -21,9 +33,11 @@ __all__ = [
     "Cancelled",
     "Client",
     "Context",
+    "Decision",
     "Discard",
     "HeartbeatTimeout",
     "Job",
+    "JobConflict",
     "JobDidNotSucceed",
     "JobFailed",
     "JobHandle",

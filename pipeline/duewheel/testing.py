@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.system import SystemClock, new_job_id
-from duewheel.client import Client
+from duewheel.client import Client, JobConflict
 from duewheel.core import trail as trails
 from duewheel.core.commands import check_schedule
 from duewheel.core.errors import EnvironmentFailure
@@ -102,6 +102,7 @@ class Inline:
 
         Raises:
             RejectedJob: the job breaks a rule, as where its payload cannot be written as JSON.
+            JobConflict: its id is known, and it asks to be rejected then.
         """
         return self._log.known[self.client.schedule(task, payload, **options).job_id]
 
@@ -126,7 +127,10 @@ class _Intake:
         if command[0] == "schedule":  # nothing waits that could be cancelled, and nobody keeps the dead
             schedule = command[1]
             check_schedule(schedule)
-            if schedule["on_conflict"] == OnConflict.REPLACE or schedule["job_id"] not in self.known:
+            known = self.known.get(schedule["job_id"])
+            if known is not None and schedule["on_conflict"] == OnConflict.REJECT:
+                raise JobConflict(f"job {known.job_id} was known already, so this one was rejected, as it had asked")
+            if known is None or schedule["on_conflict"] == OnConflict.REPLACE:
                 ran = self._run(key, schedule, command[2])
                 self.ran.append(ran)
                 self.known[ran.job_id] = ran

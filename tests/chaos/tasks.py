@@ -1,7 +1,8 @@
 """What the workers of a fault test run: `duewheel worker tests.chaos.tasks:app`. Payloads are those of `tests.chaos.jobs`.
 
 Each execution first writes down that it began, and in the end changes something outside: a row of a SQLite database, which refuses lower
-tokens by `duewheel.fencing`. The database is no part of the system, and keeps the order in which it took or refused what was asked.
+tokens by `duewheel.fencing`. The databases are no part of the system, and keep the order in which they took or refused what was asked.
+There are several, a job always in the same, so that a process suspended in the middle of a transaction holds up few of the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 from duewheel import fencing
 from duewheel.core.retry import RetryPolicy
@@ -25,28 +27,29 @@ from duewheel.worker.verdicts import Discard
 from tests.chaos.notes import Notes
 
 FOLDER_VARIABLE: Final = "CHAOS_NOTES"
-_DATABASE: Final = "sink.db"
+_DATABASES: Final = 8
 # A process that was suspended in the middle of a transaction keeps all others waiting until it goes on or is killed.
 _BUSY_S: Final = 60.0
 _SLICE_S: Final = 0.1
 
 
 class Sink:
-    """Something outside that handlers change. A connection for each thread."""
+    """Something outside that handlers change. A connection for each thread and database."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _DATABASE
+        self._folder = folder
         self._threads = threading.local()
 
     def prepare(self) -> None:
         """Makes the tables; before any worker starts."""
-        with self._transaction() as connection:
-            fencing.create_tables(connection)
-            connection.execute("CREATE TABLE effects (number INTEGER PRIMARY KEY, at_ms, job_id, token, accepted)")
-            connection.execute("CREATE TABLE tries (job_id TEXT PRIMARY KEY, count)")
+        for number in range(_DATABASES):
+            with self._transaction(number) as connection:
+                fencing.create_tables(connection)
+                connection.execute("CREATE TABLE effects (number INTEGER PRIMARY KEY, at_ms, job_id, token, accepted)")
+                connection.execute("CREATE TABLE tries (job_id TEXT PRIMARY KEY, count)")
 
     def change(self, context: Context) -> None:
-        with self._transaction() as connection:
+        with self._transaction(_home(context.job_id)) as connection:
             accepted = True
             try:
                 fencing.guard(connection, context.job_id, context)
@@ -57,22 +60,25 @@ class Sink:
 
     def tried(self, job_id: str) -> int:
         """How often this was called for the job, this time included. What a process remembers would die with it."""
-        with self._transaction() as connection:
+        with self._transaction(_home(job_id)) as connection:
             connection.execute("INSERT INTO tries VALUES (?, 1) ON CONFLICT (job_id) DO UPDATE SET count = count + 1", (job_id,))
             [count] = connection.execute("SELECT count FROM tries WHERE job_id = ?", (job_id,)).fetchone()
             return int(count)
 
     def effects(self) -> Iterator[Effect]:
-        """What it took and refused, in order."""
-        with self._transaction() as connection:
-            rows = connection.execute("SELECT at_ms, job_id, token, accepted FROM effects ORDER BY number").fetchall()
-        return (Effect(at_ms, job_id, token, bool(accepted)) for at_ms, job_id, token, accepted in rows)
+        """What it took and refused, of each job in order."""
+        for number in range(_DATABASES):
+            with self._transaction(number) as connection:
+                rows = connection.execute("SELECT at_ms, job_id, token, accepted FROM effects ORDER BY number").fetchall()
+            yield from (Effect(at_ms, job_id, token, bool(accepted)) for at_ms, job_id, token, accepted in rows)
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        connection = getattr(self._threads, "connection", None)
+    def _transaction(self, number: int) -> Iterator[sqlite3.Connection]:
+        connections: dict[int, sqlite3.Connection] = self._threads.__dict__.setdefault("connections", {})
+        connection = connections.get(number)
         if connection is None:
-            connection = self._threads.connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            path = self._folder / f"sink-{number}.db"
+            connection = connections[number] = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = OFF")  # processes die here, the machine does not
         connection.execute("BEGIN IMMEDIATE")
@@ -82,6 +88,10 @@ class Sink:
             connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
+
+
+def _home(job_id: str) -> int:
+    return crc32(job_id.encode()) % _DATABASES
 
 
 class Handler:

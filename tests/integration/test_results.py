@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +19,7 @@ from opentelemetry import context as contexts
 from opentelemetry.sdk.trace import TracerProvider
 
 import duewheel
-from duewheel import Client, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
+from duewheel import Client, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
 from duewheel.client.reading import MARGIN_MS
@@ -181,6 +184,35 @@ def test_an_id_that_is_known_already_stands_for_the_job_that_is_known(site: Site
         replaced = client.schedule("double", 7, job_id="same", on_conflict="replace")
         assert replaced.wait(END_S).value == 14
         assert replaced.wait(END_S).generation == 2
+
+
+def test_what_becomes_of_a_job_whose_id_is_known_is_as_it_asked(site: Site) -> None:
+    with site.client() as client:
+        first = client.schedule("double", 1, job_id="once", on_conflict="reject")
+        assert first.decision(END_S) is Decision.CREATED
+        second = client.schedule("double", 2, job_id="once", on_conflict="reject")
+        assert second.decision(END_S) is Decision.REJECTED
+        with pytest.raises(JobConflict, match="job once was known already"):
+            second.wait(END_S)
+        assert first.wait(END_S).value == 2
+        assert client.schedule("double", 3, job_id="once").decision(END_S) is Decision.IGNORED
+        assert client.schedule("double", 3, job_id="once", on_conflict="replace").decision(END_S) is Decision.REPLACED
+
+
+def test_the_shell_is_told_what_was_decided(site: Site) -> None:
+    where = ("-b", site.kafka.bootstrap_servers, "--prefix", site.topology.prefix)
+
+    def schedule(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "duewheel.cli.main", "schedule", "double", "1", *arguments, *where]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    created = schedule("--job-id", "shell", "--on-conflict", "reject", "--json")
+    assert (created.returncode, json.loads(created.stdout)["decision"]) == (0, "CREATED")
+    rejected = schedule("--job-id", "shell", "--on-conflict", "reject")
+    assert (rejected.returncode, rejected.stdout) == (1, "")
+    assert "shell rejected: the id is known already" in rejected.stderr
+    ignored = schedule("--job-id", "shell", "--decision")
+    assert (ignored.returncode, ignored.stdout.rstrip()[-9:]) == (0, ", ignored")
 
 
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:

@@ -328,5 +328,5 @@ def test_two_queues_share_a_worker_by_their_weights(queue: Queue) -> None:
     starts: list[Any] = [job_id.partition("-")[0] for job_id in child.started()]
     both = max(starts.index("critical"), starts.index("default")) + 30  # their windows have opened by then
     shares = Counter(starts[both : both + 120])
-    assert 75 <= shares["critical"] <= 115, shares  # five of six are 100; without weights it would be 60
+    assert 72 <= shares["critical"] <= 117, shares  # five of six are 100; without weights it would be 60
     critical.close()

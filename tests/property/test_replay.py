@@ -78,7 +78,8 @@ class Life:
         if kind == "schedule":
             record = schedule(job_id, self.now_ms + what[0], self.commands, what[1], what[2])
             command = codec.encode_schedule(record)
-            step.schedule(record, codec.decode_command(command)[2], command)
+            with suppress(RejectedJob):  # its id may be known, and it may ask to be refused then
+                step.schedule(record, codec.decode_command(command)[2], command)
         elif kind == "cancel":
             step.cancel({"job_id": job_id, "created_ms": 0})
         elif kind == "redrive":

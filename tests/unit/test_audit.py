@@ -171,6 +171,22 @@ PLANTED: list[tuple[str, Callable[[Life], None], set[tuple[Kind, str | None]]]] 
 ]  # fmt: skip
 
 
+def test_a_job_that_had_expired_long_before_it_was_asked_for_is_not_lost() -> None:
+    """A producer that was away for hours sends what it had made before; sent twice, it is still one job."""
+    expired: Any = {"expires_ms": START_MS - 5 * HOUR_MS, "total_timeout_ms": 0, "crashes_max": 0}
+    for gap_ms in (10, 3 * HOUR_MS):
+        life = Life()
+        asked = schedule("late", START_MS - 6 * HOUR_MS, limits=expired, retention_ms=HOUR_MS)
+        life.command(asked)
+        life.pass_time(gap_ms)
+        life.forget("late")
+        life.command(asked)
+        life.pass_time(3 * HOUR_MS)
+        life.forget("late")
+        assert life.state("late") is None
+        assert differences(life.logs, life.now_ms) == []
+
+
 def test_a_faithful_partition_has_no_difference() -> None:
     life = lived()
     assert differences(life.logs, life.now_ms) == []

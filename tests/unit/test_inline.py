@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duewheel import App, Client, Context, Discard, Job, Retry, RetryPolicy
+from duewheel import App, Client, Context, Discard, Job, JobConflict, Retry, RetryPolicy
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
 from duewheel.testing import Inline, run_inline
@@ -198,6 +198,8 @@ def test_a_job_id_stands_for_one_job() -> None:
     inline = Inline(app)
     first = inline.schedule("echo", 1, job_id="j")
     assert inline.schedule("echo", 2, job_id="j") is first
+    with pytest.raises(JobConflict, match="job j was known already"):
+        inline.schedule("echo", 2, job_id="j", on_conflict="reject")
     assert inline.schedule("echo", 3, job_id="j", on_conflict="replace").value == 3
     assert [ran.value for ran in inline.ran] == [1, 3]
 

@@ -13,7 +13,7 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import Reason, TopicMissing
 from duewheel.core.limits import BATCH_BYTES_MAX, OUTPUT_BYTES_MAX
-from duewheel.core.model import DeadLetter, Limits, Result
+from duewheel.core.model import DeadLetter, Limits, OnConflict, Result
 from duewheel.core.ownership import owned_by
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
@@ -248,6 +248,16 @@ def test_a_redrive_or_drop_that_can_concern_no_dead_run_is_refused(world: World,
     instance.turn(3)
     (letter,) = refusals(world)
     assert (letter["reason"], letter["key"]) == (Reason.BAD_TOKEN, b"job")
+
+
+def test_a_schedule_that_asks_for_it_is_a_dead_letter_where_its_id_is_known(world: World) -> None:
+    instance = Instance(world, 0, 1)
+    schedule(world, "job", world.now_ms, on_conflict=OnConflict.REJECT)
+    schedule(world, "job", world.now_ms, payload=b"2", on_conflict=OnConflict.REJECT)
+    instance.turn(3)
+    (letter,) = refusals(world)
+    assert (letter["reason"], letter["key"]) == (Reason.CONFLICT, b"job")
+    assert [d["work"]["payload"] for d in dispatches(world)] == [b"1"]
 
 
 def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing(world: World) -> None:

@@ -16,7 +16,7 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.client import Client, JobDidNotSucceed, JobHandle, JobReplaced, JobResult, JobUnknown, reading, results
 from duewheel.client.commands import Job, schedule_command
-from duewheel.client.reading import MARGIN_MS, Early, Reading, Sought, Waiter, mark
+from duewheel.client.reading import MARGIN_MS, Decision, Early, JobConflict, Reading, Sought, Waiter, mark
 from duewheel.client.results import Results
 from duewheel.core.errors import BrokerUnavailable, CallerError, RejectedJob, TopicMissing, UndecodableRecord
 from duewheel.core.model import Phase, Schedule, State, Trail
@@ -233,7 +233,7 @@ class Desk:
 def sought(asked: Schedule | str, offset: int = 0, partition: int = 0) -> Sought:
     if isinstance(asked, str):
         return Sought(asked)
-    return Sought(asked["job_id"], partition, offset, asked["created_ms"], mark(asked), asked["on_conflict"] == "REPLACE")
+    return Sought(asked["job_id"], partition, offset, asked["created_ms"], mark(asked), asked["on_conflict"])
 
 
 @pytest.fixture
@@ -385,6 +385,35 @@ def test_a_refused_command_and_a_forgotten_job_end_the_wait(desk: Desk) -> None:
     desk.log.compact()
     with pytest.raises(JobUnknown, match="job b was forgotten"):
         desk.wait(command("b"), offset=5)
+
+
+def test_a_command_that_is_to_be_rejected_where_its_id_is_known_says_so(desk: Desk) -> None:
+    first, second = command(on_conflict="reject"), command(payload=2, on_conflict="reject")
+    desk.log.transaction(("d", "a", (1, first)), ("s", "a", state("RUNNING")), taken=1)
+    future = desk.future(second, offset=1)
+    desk.log.transaction(taken=2)
+    with pytest.raises(JobConflict, match="job a was known already, so this one was rejected"):
+        future.result(SOON_S)
+    desk.log.transaction(("s", "a", state("SUCCEEDED")), taken=2)
+    assert desk.wait(first).succeeded
+    assert desk.wait(first, offset=1).succeeded, "the very same command once more: no conflict with itself"
+
+
+@pytest.mark.parametrize(
+    "on_conflict, decision", [("ignore", Decision.IGNORED), ("reject", Decision.REJECTED), ("replace", Decision.REPLACED)]
+)
+def test_what_was_decided_about_a_command_is_known_before_the_job_ends(desk: Desk, on_conflict: str, decision: Decision) -> None:
+    first, second = command(), command(payload=2, on_conflict=on_conflict)
+    with pytest.raises(TimeoutError, match=r"job a was not decided about after 0.05 s: its command has not been taken in"):
+        desk.results.decision(sought(first), 0.05)
+    desk.log.transaction(("d", "a", (1, first)), taken=1)
+    assert desk.results.decision(sought(first), SOON_S) is Decision.CREATED
+    defines = [("d", "a", (2, second))] if on_conflict == "replace" else []
+    desk.log.transaction(*defines, taken=2)
+    assert desk.results.decision(sought(second, 1), SOON_S) is decision
+    if on_conflict == "replace":
+        with pytest.raises(JobReplaced):
+            desk.results.decision(sought(first), SOON_S)
 
 
 def test_a_redefinition_that_was_refused_is_not_taken_for_the_job_that_stays(desk: Desk) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from duewheel.core import errors
 from duewheel.core.errors import RejectedJob
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
@@ -178,6 +179,20 @@ def test_a_known_job_id_is_ignored_by_default() -> None:
     world.step(schedule(due_ms=NOW_MS + 5))
     step = world.step(schedule(due_ms=NOW_MS + 9, created_ms=NOW_MS + 1))
     assert (step.counts.duplicates, world.timers) == (1, {timer_key(NOW_MS + 5, "a")})
+
+
+def test_a_schedule_that_asks_for_it_is_rejected_where_its_id_is_known() -> None:
+    world = World()
+    asked = schedule(on_conflict=OnConflict.REJECT)
+    world.step(asked)
+    before = (dict(world.definitions), dict(world.states))
+    step = world.fresh()
+    with pytest.raises(RejectedJob, match=r"job 'a' is known already: generation 1, DISPATCHED since \d+, and") as refusal:
+        step.schedule(schedule(due_ms=NOW_MS + 9, on_conflict=OnConflict.REJECT), b"work", b"another")
+    assert refusal.value.reason == errors.Reason.CONFLICT
+    assert (step.counts.conflicts, step.definitions, step.states, step.timers_set) == (1, {}, {}, {})
+    assert world.step(asked).counts.duplicates == 1, "the very same command is no conflict with itself"
+    assert (world.definitions, world.states) == before
 
 
 def test_T8_the_newest_generation_wins_while_the_old_one_waits() -> None:

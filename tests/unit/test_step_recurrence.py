@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -531,6 +532,149 @@ def test_T8_a_slot_after_the_end_that_has_run_already_does_not_hold_up_the_next(
     world.step(schedule(every_after(MINUTE_MS), on_conflict=OnConflict.REPLACE, created_ms=NOW_MS + 1))
     world.run_until(at(1))
     assert world.slots() == [at(0), at(1)]
+
+
+def test_a_slot_that_a_new_definition_finds_waiting_is_run_as_it_was_defined() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW)))
+    world.settle()
+    world.now_ms = at(11)  # nobody has looked since
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW), due_ms=at(10.5), created_ms=at(10.5), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(20.5))
+    assert world.slots() == [at(0), at(10), at(10.5), at(20.5)]
+
+
+def test_a_slot_that_came_before_a_job_was_made_one_that_runs_once_is_run() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS)))
+    world.now_ms = at(1)
+    world.step(schedule(None, due_ms=at(2), created_ms=at(1), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(2))
+    assert [job_id for job_id, _ in world.dispatched] == [run(0), "a"]
+
+
+@pytest.mark.parametrize("misfire, expected", [(Misfire.ONCE, [50, 60]), (Misfire.SKIP, [60]), (Misfire.ALL, [30, 40, 50, 60])])
+def test_slots_missed_before_a_new_definition_are_judged_by_the_old_one(misfire: str, expected: list[float]) -> None:
+    """Down from minute 25 on, defined anew at minute 55 and back at 61: each of the two decides about its own slots."""
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, misfire=misfire, overlap=Overlap.ALLOW)))
+    world.run_until(at(25))
+    world.dispatched.clear()
+    world.now_ms = at(61)
+    again = schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW), created_ms=at(55), on_conflict=OnConflict.REPLACE)
+    world.step(again, catching_up=True)
+    world.run_until(at(69))
+    assert world.slots() == [at(minutes) for minutes in expected]
+
+
+definitions_of = st.sampled_from(
+    [
+        lambda **fields: every(MINUTE_MS, **fields),
+        lambda **fields: every(7 * SECOND_MS, **fields),
+        lambda **fields: cron("*/2 * * * *", **fields),
+        lambda **fields: cron("1-59/3 * * * *", **fields),
+    ]
+)
+
+
+@given(
+    definitions_of,
+    st.lists(st.tuples(st.integers(1, 150_000), st.integers(0, 90_000), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_no_slot_is_lost_or_doubled_by_deployments(kind: Any, deployments: list[tuple[int, int, bool, bool]], ends_at_once: bool) -> None:
+    """A schedule is defined anew, with its anchor, again and again: by commands that were made a while before, found fired or not."""
+    recurrence = kind(overlap=Overlap.ALLOW, overlap_max=1_000, misfire=Misfire.ALL, misfire_max=100, grace_ms=HOUR_MS)
+    world = World()
+    world.step(schedule(recurrence))
+    begin_ms = created_ms = NOW_MS
+    for gap_ms, transit_ms, is_fired, is_catching_up in deployments:
+        created_ms = max(created_ms, begin_ms) + gap_ms
+        if is_fired:
+            world.run_until(created_ms + transit_ms)
+            if ends_at_once:
+                for job_id in list(world.begun):
+                    world.end(job_id)
+        world.now_ms = max(world.now_ms, created_ms + transit_ms)
+        world.step(schedule(recurrence, created_ms=created_ms, on_conflict=OnConflict.REPLACE), catching_up=is_catching_up)
+    end_ms = world.now_ms + 10 * MINUTE_MS
+    world.run_until(end_ms)
+    due = list(takewhile(lambda slot_ms: slot_ms <= end_ms, slots(recurrence, NOW_MS, 0)))
+    assert sorted(world.slots()) == due
+    assert (world.counts.slots_fired, world.left_out()) == (len(due), (0, 0))
+    state = world.states["a"]
+    assert state is not None
+    assert state["attempt"] == len(due)
+
+
+def test_a_new_definition_with_the_anchor_of_the_old_one_goes_on_counting() -> None:
+    world = World()
+    world.step(schedule(every(MINUTE_MS, runs_max=3, overlap=Overlap.ALLOW)))
+    world.run_until(at(1.5))
+    again = schedule(every(MINUTE_MS, runs_max=3, overlap=Overlap.ALLOW), created_ms=at(1.5), on_conflict=OnConflict.REPLACE)
+    world.step(again)
+    world.run_until(at(10))
+    assert world.slots() == [at(0), at(1), at(2)]
+    assert world.phase() == Phase.SUCCEEDED
+
+
+def test_a_new_definition_that_has_had_its_runs_already_is_over() -> None:
+    world = World()
+    world.step(schedule(every(MINUTE_MS, overlap=Overlap.ALLOW)))
+    world.run_until(at(4.5))
+    again = every(MINUTE_MS, runs_max=3, overlap=Overlap.ALLOW)
+    world.step(schedule(again, created_ms=at(4.5), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(10))
+    assert (world.slots()[-1], world.phase(), world.timers) == (at(4), Phase.SUCCEEDED, set())
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_interval_after_the_end_is_kept_by_a_new_definition(goes_on: bool) -> None:
+    world = World()
+    world.step(schedule(every_after(10 * MINUTE_MS)))
+    world.settle()
+    world.now_ms = at(1)
+    if not goes_on:
+        world.end(run(0))
+    world.now_ms = at(2)
+    world.step(schedule(every_after(10 * MINUTE_MS), created_ms=at(2), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(3))
+    if goes_on:
+        world.end(run(0))
+    first = 13 if goes_on else 11
+    world.run_until(at(first))
+    assert world.slots() == [at(0), at(first)]
+
+
+def test_a_slot_that_waits_its_turn_waits_on_under_a_new_definition() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE)))
+    world.run_until(at(11))
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE), created_ms=at(11), on_conflict=OnConflict.REPLACE))
+    world.end(run(0))
+    world.run_until(at(12))
+    assert (world.slots(), world.left_out()) == ([at(0), at(10)], (0, 0))
+
+
+def test_a_slot_that_waits_its_turn_is_left_out_where_the_new_definition_knows_no_queue() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE)))
+    world.run_until(at(11))
+    world.step(schedule(every(10 * MINUTE_MS), created_ms=at(11), on_conflict=OnConflict.REPLACE))
+    world.end(run(0))
+    world.run_until(at(20))
+    assert (world.slots(), world.left_out()) == ([at(0), at(20)], (0, 1))
+
+
+def test_a_run_that_goes_on_is_not_replaced_by_itself() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.REPLACE)))
+    world.settle()
+    again = every(10 * MINUTE_MS, overlap=Overlap.REPLACE, misfire=Misfire.SKIP)
+    world.step(schedule(again, due_ms=at(-20), created_ms=NOW_MS, on_conflict=OnConflict.REPLACE))
+    world.settle()
+    assert world.phase(run(0)) == Phase.DISPATCHED
+    assert world.counts.slots_fired == 1
 
 
 def test_a_job_that_runs_once_may_take_the_place_of_one_that_recurs_and_the_other_way_round() -> None:

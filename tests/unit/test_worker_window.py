@@ -46,6 +46,40 @@ def test_slow_commits_do_not_shut_the_window(commit_ms: int) -> None:
     assert window.size(now_ms) == 4_000
 
 
+def test_quick_commits_claim_nothing_ahead_of_slow_handlers() -> None:
+    window, now_ms = opened(1_000)
+    for _ in range(100):
+        window.observe_commit(5)
+    assert window.size(now_ms) == CONCURRENCY
+
+
+@pytest.mark.parametrize("commit_ms", [3, 40, 150])
+def test_handlers_are_kept_busy_while_commits_are_slow(commit_ms: int) -> None:
+    """A loop as the worker's: it claims, commits, and claims again; handlers of 100 ms go on meanwhile."""
+    window, now_ms, ends_ms, waiting, busy_ms = Window(CONCURRENCY, 4_000), 0, list[int](), 0, 0
+    while now_ms < 20_000:
+        finished = sum(end_ms <= now_ms for end_ms in ends_ms)
+        ends_ms = [end_ms for end_ms in ends_ms if end_ms > now_ms]
+        window.observe(finished, finished * 100, now_ms)
+        claimed = max(0, window.size(now_ms) - len(ends_ms) - waiting)
+        for until_ms in range(now_ms + 1, now_ms + commit_ms + 1):
+            while waiting and sum(end_ms > until_ms for end_ms in ends_ms) < CONCURRENCY:
+                waiting -= 1
+                ends_ms.append(until_ms + 100)
+            busy_ms += sum(end_ms > until_ms for end_ms in ends_ms)
+        now_ms += commit_ms
+        waiting += claimed
+        window.observe_commit(commit_ms)
+    assert busy_ms > 0.9 * CONCURRENCY * now_ms
+    assert waiting <= CONCURRENCY * (1 + 2 * commit_ms // 100)
+
+
+def test_a_commit_that_hung_claims_no_hoard() -> None:
+    window, now_ms = opened(100)
+    window.observe_commit(20_000)
+    assert window.size(now_ms) <= CONCURRENCY * 4
+
+
 def test_after_a_moment_in_which_little_finished_little_is_claimed() -> None:
     window, now_ms = opened(0)
     assert window.size(now_ms + RECENT_MS + 1) == CONCURRENCY, "whatever has become of the handlers: they are slow, or had nothing to do"

@@ -16,11 +16,14 @@ from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import Decorator, cluster_options, option
 from duewheel.cli.schedule import CommandOrGroup, schedule_next
 from duewheel.cli.times import duration, instant
-from duewheel.client import Job
+from duewheel.client import Decision, Job
 from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
 from duewheel.core.limits import CRASHES_MAX_DEFAULT, MISFIRE_MAX_DEFAULT, OVERLAP_MAX_DEFAULT
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT, Topology
+
+# As other commands end that were understood and came to no good.
+EXIT_REJECTED: Final = 1
 
 
 def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -44,8 +47,8 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
         option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers; `duewheel topics apply -q` makes queues."),
         option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
-        option("--on-conflict", type=click.Choice(["ignore", "replace"]), default="ignore", show_default=True,
-                help="Where the job id is known already: ignore this job, or replace that one."),
+        option("--on-conflict", type=click.Choice(["ignore", "replace", "reject"]), default="ignore", show_default=True,
+                help="Where the job id is known already: ignore this job, replace that one, or reject this one."),
         option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
         option("--expires-at", type=instant, metavar="TIME",
                 help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
@@ -112,8 +115,21 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(cls=CommandOrGroup, no_args_is_help=False)
 @_job_options
 @option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
+@option(
+    "--unique-by",
+    multiple=True,
+    callback=lambda _context, _parameter, names: names or None,
+    metavar="FIELD",
+    help="Make the id from these fields, so that there is one job for the same values: task, queue, or a field of PAYLOAD. Repeatable.",
+)
+@option(
+    "--decision",
+    "wait",
+    is_flag=True,
+    help="Wait until it was taken in, and say whether it was created, replaced another, or was ignored.",
+)
 @_delivery_options
-def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, job: Job) -> None:
+def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, wait: bool, job: Job) -> None:
     """Schedules a job, and returns when it is durable.
 
     TASK is the handler's name. PAYLOAD is its argument, as JSON; - reads it from standard input. Without --at or --delay the job runs
@@ -123,6 +139,7 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
     Examples:
       duewheel schedule send_email '{"to": "ada@example.org"}'
       duewheel schedule send_email '{"to": "ada@example.org"}' --delay 10m --job-id welcome-ada
+      duewheel schedule send_email '{"to": "ada@example.org", "text": "hi"}' --unique-by task --unique-by to
       duewheel schedule close_month '"2030-01"' --at 2030-02-01T00:00:00+01:00 --queue reports
       duewheel schedule thumbnail --payload-file cat.png -H name=cat.png
       duewheel schedule charge 7 --attempts 8 --retry-delay 2s --retry-factor 3 --retry-jitter 0.5
@@ -132,6 +149,8 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
 
     Running the same command twice with the same --job-id schedules one job, so that after a failure it is safe to repeat it. Only with
     --on-conflict replace the second may define the job, and run it, once more.
+
+    With --on-conflict reject it waits until the job was taken in, and ends with code 1 where the id was known.
 
     What is printed is what was asked for. What holds, `duewheel state` shows; and what was refused, as for a queue that does not exist,
     `duewheel dead list --refused`.
@@ -145,11 +164,19 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
 
     with producing_client(kafka, topology, timeout.total_seconds()) as client:
         handle = client.schedule(**job._asdict())
-    where = {"partition": handle.partition, "offset": handle.offset}
+        decision = handle.decision(timeout) if job.on_conflict == "reject" or wait else None
+    told = {} if decision is None else {"decision": decision.value}
     if as_json:
-        click.echo(json.dumps({"job_id": handle.job_id, "due_ms": handle.due_ms, **where}))
+        where = {"partition": handle.partition, "offset": handle.offset}
+        click.echo(json.dumps({"job_id": handle.job_id, "due_ms": handle.due_ms, **where, **told}))
+    elif decision is Decision.REJECTED:
+        click.echo(f"{handle.job_id} rejected: the id is known already; duewheel state {handle.job_id} shows what it stands for", err=True)
     else:
-        click.echo(f"{handle.job_id} due {_iso(handle.due_ms)} ({topology.intake} partition {handle.partition} offset {handle.offset})")
+        known = "" if decision is None else f", {decision.value.lower()}"
+        where_it_lies = f"{topology.intake} partition {handle.partition} offset {handle.offset}"
+        click.echo(f"{handle.job_id} due {_iso(handle.due_ms)} ({where_it_lies}){known}")
+    if decision is Decision.REJECTED:
+        raise SystemExit(EXIT_REJECTED)
 
 
 schedule.add_command(schedule_next)

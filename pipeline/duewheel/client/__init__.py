@@ -3,6 +3,18 @@
 from duewheel.client.bulk import JobFailed, Scheduled
 from duewheel.client.client import Client, JobHandle
 from duewheel.client.commands import Job
-from duewheel.client.reading import JobDidNotSucceed, JobReplaced, JobResult, JobUnknown
+from duewheel.client.reading import Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobResult, JobUnknown
 
-__all__ = ["Client", "Job", "JobDidNotSucceed", "JobFailed", "JobHandle", "JobReplaced", "JobResult", "JobUnknown", "Scheduled"]
+__all__ = [
+    "Client",
+    "Decision",
+    "Job",
+    "JobConflict",
+    "JobDidNotSucceed",
+    "JobFailed",
+    "JobHandle",
+    "JobReplaced",
+    "JobResult",
+    "JobUnknown",
+    "Scheduled",
+]

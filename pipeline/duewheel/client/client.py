@@ -18,7 +18,7 @@ a bounded buffer: over 100,000 jobs/s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -27,10 +27,10 @@ from typing import Any, Literal, Self
 from duewheel.client.bulk import Bulk, JobFailed, Scheduled
 from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
 from duewheel.client.propagation import Propagate, enriched
-from duewheel.client.reading import JobResult, Sought, mark
+from duewheel.client.reading import Decision, JobResult, Sought, mark
 from duewheel.client.results import Results
 from duewheel.core.errors import CallerError
-from duewheel.core.model import Cancel, Drop, OnConflict, Redrive, Schedule
+from duewheel.core.model import Cancel, Drop, Redrive, Schedule
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.ports import Clock, IntakeLog, Receipt
@@ -66,12 +66,29 @@ class JobHandle:
         Raises:
             TimeoutError: it had not ended by then. It goes on, and so may you.
             JobReplaced: it was defined anew before it ended.
+            JobConflict: its id was known already, and it was to be rejected then.
             JobUnknown: it was refused, for instance because its queue does not exist; or it ended and was forgotten.
             TopicMissing: the installation's topics are gone.
             CallerError: the client was closed.
         """
         results, sought = self._waiting()
         return results.wait(sought, timeout)
+
+    def decision(self, timeout: timedelta | float | None = None) -> Decision:
+        """Returns as soon as it is known what became of the command: whether it made the job, or met one of its id.
+
+        Args:
+            timeout: as for `wait`. It takes a moment after `schedule`, as long as a timer processor runs.
+
+        Raises:
+            TimeoutError: nobody had taken the command in by then.
+            JobReplaced: the id was defined anew since, and what was before is not known.
+            JobUnknown, TopicMissing, CallerError: as for `wait`; also CallerError where the handle was made from an id alone.
+        """
+        results, sought = self._waiting()
+        if sought.offset < 0:
+            raise CallerError(f"the handle of job {self.job_id} was made from its id alone, so it stands for no command to ask about")
+        return results.decision(sought, timeout)
 
     def __await__(self) -> Generator[Any, None, JobResult]:
         """As `wait`, in asyncio: for ever, unless it is cancelled or bounded by `asyncio.timeout`."""
@@ -131,13 +148,14 @@ class Client:
         job_id: str | None = None,
         queue: str = QUEUE_DEFAULT,
         headers: Mapping[str, str] | None = None,
-        on_conflict: Literal["ignore", "replace"] = "ignore",
+        on_conflict: Literal["ignore", "replace", "reject"] = "ignore",
         retention: timedelta | float | None = None,
         expires_at: datetime | int | None = None,
         retry: RetryPolicy | None = None,
         timeout: timedelta | float | None = None,
         total_timeout: timedelta | float | None = None,
         crash_limit: int | None = None,
+        unique_by: Sequence[str] | None = None,
         every: timedelta | float | None = None,
         every_after: timedelta | float | None = None,
         cron: str | None = None,
@@ -164,13 +182,13 @@ class Client:
         """
         job = Job(
             task, payload, at, delay, job_id, queue, headers, on_conflict, retention, expires_at, retry, timeout, total_timeout,
-            crash_limit, every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
+            crash_limit, unique_by,
+            every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
         )  # fmt: skip
         command = self._schedule(job)
         job_id, due_ms = command["job_id"], command["due_ms"]
         partition, offset = self._log.append(job_id.encode(), self._encode_schedule(command))
-        replaces = command["on_conflict"] == OnConflict.REPLACE
-        sought = Sought(job_id, partition, offset, command["created_ms"], mark(command), replaces)
+        sought = Sought(job_id, partition, offset, command["created_ms"], mark(command), command["on_conflict"])
         return JobHandle(job_id, due_ms, partition, offset, self._results, sought)
 
     def handle(self, job_id: str) -> JobHandle:

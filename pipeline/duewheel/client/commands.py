@@ -14,11 +14,12 @@ A job costs about 5 µs here, most of it for its id, its payload and the rules.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
+from duewheel.client.unique import unique_id
 from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
@@ -49,7 +50,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
 _UNSAID: Final = RetryPolicy()
-_ON_CONFLICT: Final = {"ignore": OnConflict.IGNORE.value, "replace": OnConflict.REPLACE.value}
+_ON_CONFLICT: Final = {choice.lower(): choice.value for choice in OnConflict}
 _MISFIRE: Final = {misfire.lower(): misfire.value for misfire in Misfire}
 _OVERLAP: Final = {overlap.lower(): overlap.value for overlap in Overlap}
 
@@ -66,7 +67,8 @@ class Job(NamedTuple):
         job_id: names the job for ever, and deduplicates: 1 to 255 bytes of UTF-8. One is made where none is given.
         queue: which workers.
         headers: strings that travel with the job, for its handler alone.
-        on_conflict: where the id is known already: `ignore` this job, or `replace` that one.
+        on_conflict: where the id is known already: `ignore` this job, `replace` that one, or `reject` this one, which leaves a dead letter
+            and makes `JobHandle.wait` raise.
         retention: how long a finished job stays known, and its id deduplicates: a timedelta, or seconds. A day by default.
         expires_at: no attempt starts at this time or later, given as `at` is; a job that none was started of by then ends as expired.
             Never by default.
@@ -75,6 +77,8 @@ class Job(NamedTuple):
         total_timeout: how long all attempts together may take, from when the first one is handed out: a timedelta, or seconds. For ever
             by default.
         crash_limit: how many attempts may end because their worker vanished; with the last of them the run is dead. 3 by default.
+        unique_by: makes the job id from these fields, so that there is one job for the same values: "task", "queue", and fields of the
+            payload, as in ("task", "user_id"). In place of `job_id`; `client.unique` tells how it is made.
         every: run again and again, so long after one another: a timedelta, or seconds, of elapsed time. Beginning at `start`; or at `at`,
             after `delay`, or at once. docs/schedules.md tells all of what follows.
         every_after: the same, counted from the end of the run before.
@@ -99,13 +103,14 @@ class Job(NamedTuple):
     job_id: str | None = None
     queue: str = QUEUE_DEFAULT
     headers: Mapping[str, str] | None = None
-    on_conflict: Literal["ignore", "replace"] = "ignore"
+    on_conflict: Literal["ignore", "replace", "reject"] = "ignore"
     retention: timedelta | float | None = None
     expires_at: datetime | int | None = None
     retry: RetryPolicy | None = None
     timeout: timedelta | float | None = None
     total_timeout: timedelta | float | None = None
     crash_limit: int | None = None
+    unique_by: Sequence[str] | None = None
     every: timedelta | float | None = None
     every_after: timedelta | float | None = None
     cron: str | None = None
@@ -137,7 +142,7 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Sch
     """
     content_type, payload = _encode(job.payload)
     command: Schedule = {
-        "job_id": new_id(now_ms) if job.job_id is None else job.job_id,
+        "job_id": _job_id(job, now_ms, new_id) if job.job_id is None or job.unique_by is not None else job.job_id,
         "due_ms": _due_ms(job.at, job.delay, now_ms),
         "created_ms": now_ms,
         "on_conflict": _on_conflict(job.on_conflict),
@@ -188,6 +193,14 @@ def drop_command(job_id: str, token: int, now_ms: int) -> Drop:
     command: Drop = {"job_id": job_id, "token": token, "created_ms": now_ms}
     check_drop(command)
     return command
+
+
+def _job_id(job: Job, now_ms: int, new_id: Callable[[int], str]) -> str:
+    if job.unique_by is None:
+        return new_id(now_ms)
+    if job.job_id is not None:
+        raise RejectedJob(Reason.BAD_UNIQUE_BY, f"job_id={job.job_id!r} and unique_by={job.unique_by!r} both name the job; give one")
+    return unique_id(job.unique_by, task=job.task, queue=job.queue, payload=job.payload)
 
 
 # --- what few jobs have ---
@@ -359,7 +372,7 @@ def _span_ms(span: timedelta | float, name: str, reason: Reason) -> int:
 def _on_conflict(choice: object) -> str:
     symbol = _ON_CONFLICT.get(choice) if isinstance(choice, str) else None
     if symbol is None:
-        raise RejectedJob(Reason.BAD_ON_CONFLICT, f"on_conflict={choice!r} is unknown; it may be 'ignore' or 'replace'")
+        raise RejectedJob(Reason.BAD_ON_CONFLICT, f"on_conflict={choice!r} is unknown; it may be 'ignore', 'replace' or 'reject'")
     return symbol
 
 

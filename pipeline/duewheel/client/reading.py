@@ -6,7 +6,8 @@ these questions are answered here, from records alone and without asking anybody
 
     has the command been taken in?       a Progress with an intake_offset beyond it was seen
     which generation did it define?      the one whose Definition carries this very command
-    the newest is of an earlier one      the id was known already, and the command was ignored: it stands for the job that is known
+    the newest is of an earlier one      the id was known already, and the command was ignored: it stands for the job that is known; or it
+                                         was rejected, as it had asked
     the newest is of a later one         somebody redefined the job: what was asked for is replaced
     has that generation ended?           a State of it in a terminal phase
 
@@ -33,12 +34,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from duewheel.core.errors import DuewheelError, UndecodableRecord
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Definition, Ending, Failure, Phase, Progress, Schedule, State
+from duewheel.core.model import Definition, Ending, Failure, OnConflict, Phase, Progress, Schedule, State
 from duewheel.ports import Record
 
 DEFINITION: Final = b"d"
@@ -74,8 +76,25 @@ class JobReplaced(DuewheelError):
     """The job was defined anew before it ended, so what was asked for will never be."""
 
 
+class JobConflict(DuewheelError):
+    """The job's id was known already, and its command asked to be rejected then."""
+
+
 class JobUnknown(DuewheelError):
     """The job that was asked for is not known, or no longer: its command was refused, or it ended and was forgotten."""
+
+
+class Decision(StrEnum):
+    """What became of a command that schedules a job."""
+
+    CREATED = "CREATED"
+    """Its id was new."""
+    REPLACED = "REPLACED"
+    """It took the place of the job that its id stood for."""
+    IGNORED = "IGNORED"
+    """Its id was known, and the job that was known stands for it."""
+    REJECTED = "REJECTED"
+    """Its id was known, and it asked to be rejected then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +158,8 @@ class Sought(NamedTuple):
         offset: of its command in the intake topic; -1 for whichever definition is the newest.
         created_ms: when the command was made.
         mark: the command's; None where there is none.
-        replaces: whether the command takes the place of what its id stood for.
+        on_conflict: what the command does where its id is known; "" where there is none.
+        asks_decision: what became of the command is asked, and not how the job ends.
     """
 
     job_id: str
@@ -147,7 +167,8 @@ class Sought(NamedTuple):
     offset: int = -1
     created_ms: int = 0
     mark: Mark | None = None
-    replaces: bool = False
+    on_conflict: str = ""
+    asks_decision: bool = False
 
 
 class StateCodec(Protocol):
@@ -174,7 +195,7 @@ class Waiter:
     def __init__(self, sought: Sought) -> None:
         self.sought = sought
         self.key = sought.job_id.encode()
-        self.future: Future[JobResult] = Future()
+        self.future: Future[JobResult | Decision] = Future()
         self.since_ms = NEVER_MS
         self.is_queued = False
 
@@ -190,8 +211,9 @@ class Early(NamedTuple):
     since_ms: int
 
 
-Judgement: TypeAlias = JobResult | DuewheelError | Early | None
-Done: TypeAlias = list[tuple[Waiter, JobResult | DuewheelError]]
+Answer: TypeAlias = JobResult | Decision | DuewheelError
+Judgement: TypeAlias = Answer | Early | None
+Done: TypeAlias = list[tuple[Waiter, Answer]]
 
 
 class _Defined(NamedTuple):
@@ -391,6 +413,8 @@ class Reading:
         try:
             defined = None if seen is None else self._defined(seen)
             if seen is not None and defined is not None and sought.mark is not None and defined.mark == sought.mark:
+                if sought.asks_decision:
+                    return Decision.CREATED if defined.generation == 1 else Decision.REPLACED
                 return self._ended(sought, defined.generation, seen.state)
             if not self._is_taken(sought):
                 return self._further_back(waiter) if self._says_nothing(sought) else None
@@ -398,8 +422,8 @@ class Reading:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
                 return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, before it had ended")
-            if sought.replaces and defined.offset < sought.offset:
-                return _refused(sought.job_id)
+            if sought.offset >= 0 and (sought.asks_decision or sought.on_conflict != OnConflict.IGNORE):
+                return _met(sought)
             return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
             return error
@@ -468,8 +492,18 @@ class Reading:
         return "nothing is known of it"
 
 
-def _refused(job_id: str) -> JobUnknown:
-    return JobUnknown(
-        f"the command that was to define job {job_id} anew was refused, and a dead letter says why (duewheel tail); the job is what it was "
-        "before"
+def _met(sought: Sought) -> Answer:
+    """What became of a command that met an older definition of its id, which still holds."""
+    job_id = sought.job_id
+    if sought.on_conflict == OnConflict.REPLACE:
+        return JobUnknown(
+            f"the command that was to define job {job_id} anew was refused, and a dead letter says why (duewheel tail); the job is what it "
+            "was before"
+        )
+    if sought.on_conflict == OnConflict.IGNORE:
+        return Decision.IGNORED
+    if sought.asks_decision:
+        return Decision.REJECTED
+    return JobConflict(
+        f"job {job_id} was known already, so this one was rejected, as it had asked; client.handle({job_id!r}) waits for the known one"
     )

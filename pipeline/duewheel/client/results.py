@@ -19,11 +19,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
-from duewheel.client.reading import Done, JobResult, Reading, Sought, StateCodec, Waiter
+from duewheel.client.reading import Answer, Decision, Done, JobResult, Reading, Sought, StateCodec, Waiter
 from duewheel.core.errors import BrokenInvariant, CallerError, DuewheelError, EnvironmentFailure, TopicMissing, UndecodableRecord
 from duewheel.ports import Clock, Record, StateLog
 
@@ -61,6 +61,17 @@ class Results:
 
     def wait(self, sought: Sought, timeout: timedelta | float | None) -> JobResult:
         """See `JobHandle.wait`."""
+        answer = self._wait(sought, timeout, "had not ended")
+        assert isinstance(answer, JobResult)
+        return answer
+
+    def decision(self, sought: Sought, timeout: timedelta | float | None) -> Decision:
+        """See `JobHandle.decision`."""
+        answer = self._wait(sought._replace(asks_decision=True), timeout, "was not decided about")
+        assert isinstance(answer, Decision)
+        return answer
+
+    def _wait(self, sought: Sought, timeout: timedelta | float | None, how_it_stands: str) -> JobResult | Decision:
         timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         waiter = self._begin(sought)
         try:
@@ -68,7 +79,7 @@ class Results:
         except TimeoutError:
             if not waiter.future.cancel():  # the answer came just now
                 return waiter.future.result()
-            raise TimeoutError(f"job {sought.job_id} had not ended after {timeout_s:g} s: {self._describe(waiter)}") from None
+            raise TimeoutError(f"job {sought.job_id} {how_it_stands} after {timeout_s:g} s: {self._describe(waiter)}") from None
         finally:
             waiter.future.cancel()  # also where Ctrl-C ended the wait
             self._leave(waiter)
@@ -77,7 +88,7 @@ class Results:
         """Its result is the job's. Cancelling it ends the wait."""
         waiter = self._begin(sought)
         waiter.future.add_done_callback(lambda _: self._leave(waiter))
-        return waiter.future
+        return cast("Future[JobResult]", waiter.future)
 
     def close(self) -> None:
         """Ends all waits. Closing twice is fine."""
@@ -100,7 +111,7 @@ class Results:
                 judgement = None
             else:
                 judgement = self._reading(sought.partition).add(waiter)
-            if not isinstance(judgement, JobResult | DuewheelError):
+            if not isinstance(judgement, Answer):
                 self._rouse()
                 return waiter
         _answer([(waiter, judgement)])
@@ -223,7 +234,7 @@ class Results:
                 self._homeless.remove(waiter)
                 waiter.sought = waiter.sought._replace(partition=partition)
                 judgement = self._reading(partition).add(waiter)
-            if isinstance(judgement, JobResult | DuewheelError):
+            if isinstance(judgement, Answer):
                 _answer([(waiter, judgement)])
 
     def _start(self, watch: _Watch, reading: Reading) -> None:
@@ -282,10 +293,10 @@ def _answer(done: Done) -> None:
     """Outside the lock, since it wakes threads and calls back."""
     for waiter, answer in done:
         try:
-            if isinstance(answer, JobResult):
-                waiter.future.set_result(answer)
-            else:
+            if isinstance(answer, DuewheelError):
                 waiter.future.set_exception(answer)
+            else:
+                waiter.future.set_result(answer)
         except InvalidStateError:
             pass  # they went away meanwhile
 

@@ -66,13 +66,14 @@ class Asked:
         replaced_at: the offset of that one; -1 where none was retained.
         complete: whether all of them are here.
         retention_ms, retention_ms_max: how long these ask to be kept, at least and at most; any of them may be the one that counts.
-        expires_ms: when the first of them expires; 0 for none.
+        expires_ms, expires_ms_max: when the first of them expires, and the last; 0 for none. One that was over when it was written expires
+            then.
         recurs: one of them asks for a job that recurs; `finishes`: and for one that comes to an end by itself.
     """
 
     __slots__ = (
-        "commands", "complete", "expires_ms", "finishes", "offset", "recurs", "replaced_at", "retention_ms", "retention_ms_max",
-        "written_ms",
+        "commands", "complete", "expires_ms", "expires_ms_max", "finishes", "offset", "recurs", "replaced_at", "retention_ms",
+        "retention_ms_max", "written_ms",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class Asked:
         self.complete = True
         self.recurs = self.finishes = False
         self.offset = self.replaced_at = -1
-        self.written_ms = self.retention_ms = self.retention_ms_max = self.expires_ms = 0
+        self.written_ms = self.retention_ms = self.retention_ms_max = self.expires_ms = self.expires_ms_max = 0
 
 
 class Job:
@@ -248,6 +249,7 @@ class Audit:
         recurrence = record["recurrence"]
         if recurrence is not None:
             asked.recurs, asked.finishes = True, asked.finishes or bool(recurrence["runs_max"] or recurrence["end_ms"])
+        is_repeated = asked.commands == [digest]
         if record["on_conflict"] == OnConflict.REPLACE:
             asked.commands, asked.replaced_at, asked.complete = [digest], offset, True
         elif digest not in asked.commands:
@@ -256,13 +258,14 @@ class Audit:
             else:
                 asked.complete = False
         retention_ms, limits = record["retention_ms"], record["limits"]
-        expires_ms = 0 if limits is None else limits["expires_ms"]
-        if len(asked.commands) == 1:
+        expires_ms = 0 if limits is None or not limits["expires_ms"] else max(limits["expires_ms"], written_ms)
+        if len(asked.commands) == 1 and not is_repeated:
             asked.retention_ms = asked.retention_ms_max = retention_ms
-            asked.expires_ms = expires_ms
+            asked.expires_ms = asked.expires_ms_max = expires_ms
         else:
             asked.retention_ms, asked.retention_ms_max = min(asked.retention_ms, retention_ms), max(asked.retention_ms_max, retention_ms)
             asked.expires_ms = min(asked.expires_ms or expires_ms, expires_ms or asked.expires_ms)
+            asked.expires_ms_max = max(asked.expires_ms_max, expires_ms)
         asked.offset, asked.written_ms = offset, written_ms
 
     def cancel(self, job_id: str, written_ms: int) -> None:

@@ -56,11 +56,13 @@ class Reason(StrEnum):
     DUE_TOO_LATE = "due_too_late"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     EXPIRED = "expired"
+    CONFLICT = "conflict"
     UNEXPECTED_RECORD = "unexpected_record"
     # What the caller gave cannot become a command; only clients meet these.
     BAD_DUE = "bad_due"
     BAD_PAYLOAD = "bad_payload"
     BAD_ON_CONFLICT = "bad_on_conflict"
+    BAD_UNIQUE_BY = "bad_unique_by"
 
 
 class DuewheelError(Exception):

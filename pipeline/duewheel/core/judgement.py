@@ -121,7 +121,7 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     if not ends:
         _judge_lost(audit, job_id, asked, facts)
         return
-    last_ms = max(*ends, job.ended_last_ms)
+    last_ms = max(*ends, job.ended_last_ms, asked.expires_ms_max if asked.expires_ms_max <= gone_ms + SKEW_MS else 0)
     if asked.written_ms > last_ms + keep_for_ms_max + _PRODUCER_SKEW_MS and not _was_known(job, asked):
         if job.gone_ms or (audit.complete_ms is not None and audit.complete_ms <= asked.written_ms):
             _judge_lost(audit, job_id, asked, facts)  # asked for anew, after it was forgotten

@@ -15,6 +15,7 @@ class OnConflict(StrEnum):
 
     IGNORE = "IGNORE"
     REPLACE = "REPLACE"
+    REJECT = "REJECT"
 
 
 class RecurrenceKind(StrEnum):

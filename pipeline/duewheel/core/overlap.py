@@ -16,11 +16,13 @@ Where there is room for fewer than there are slots, the newest have it, and the 
         QUEUE     queued 10:00, and the next look is at 10:01, or when the run of 9:59 ends
 
 EVERY_AFTER knows its next slot only when its last run has ended: until then nobody looks (`wake_ms` 0), and `after_end` says when to.
+
+A definition that follows another of the same job begins where that one stood (`take_over`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from duewheel.core.limits import OVERLAP_MAX_DEFAULT
@@ -53,6 +55,26 @@ class Look(NamedTuple):
     is_finished: bool
 
 
+class Start(NamedTuple):
+    """How a recurring job begins, or goes on under a new definition.
+
+    Attributes:
+        pending_ms, queued_ms, wake_ms: as in `Look`.
+        handed_out: how many runs were handed out that count.
+        overlapped: how many slots are left out.
+    """
+
+    pending_ms: int
+    queued_ms: int
+    wake_ms: int
+    handed_out: int
+    overlapped: int = 0
+
+
+def _ran_never(slot_ms: int) -> bool:
+    return False
+
+
 def look(
     recurrence: Recurrence,
     anchor_ms: int,
@@ -63,6 +85,7 @@ def look(
     handed_out: int,
     now_ms: int,
     fits: int,
+    has_run: Callable[[int], bool] = _ran_never,
 ) -> Look:
     """What to do at `now_ms`.
 
@@ -72,6 +95,7 @@ def look(
         going: slots whose runs are not over, rising.
         handed_out: how many runs were handed out so far.
         fits: for how many there is room in this step, at least 1; if there are more, the next look is at once.
+        has_run: whether a run of the slot is known. An older definition may have come to it, and there is never a second one.
     """
     is_after_end, runs_max = recurrence["kind"] == RecurrenceKind.EVERY_AFTER, recurrence["runs_max"]
     if pending_ms and not (is_after_end and queued_ms):
@@ -79,7 +103,9 @@ def look(
     else:
         decision = Decision((), 0, 0)
     last_ms = max(queued_ms, *decision.fire[-1:], 0)
-    due = decision.fire[: max(0, runs_max - handed_out - (queued_ms > 0))] if runs_max else decision.fire
+    due = tuple(slot_ms for slot_ms in decision.fire if not has_run(slot_ms))
+    if runs_max:
+        due = due[: max(0, runs_max - handed_out - (queued_ms > 0))]
     overlap = recurrence["overlap"]
     room = _room(recurrence, len(going), queued_ms)
     line = due[max(0, len(due) - room) :]
@@ -106,6 +132,39 @@ def after_end(recurrence: Recurrence, anchor_ms: int, queued_ms: int, now_ms: in
     With EVERY_AFTER, and no slot that waits, this is the next slot.
     """
     return now_ms if queued_ms else next_slot_ms(recurrence, anchor_ms, now_ms)
+
+
+def take_over(
+    recurrence: Recurrence,
+    anchor_ms: int,
+    before: Recurrence,
+    *,
+    pending_ms: int,
+    queued_ms: int,
+    handed_out: int,
+    is_waiting_for_end: bool,
+    decided_ms: int,
+) -> Start:
+    """Where a definition begins that goes on with the one before: each slot is decided about by one of them, and by one only.
+
+    Args:
+        before: the one before; the other arguments say where it stands.
+        pending_ms: its next slot, with EVERY_AFTER; 0 where that is not known.
+        is_waiting_for_end: with EVERY_AFTER, whether its next slot comes when what goes on has ended.
+        decided_ms: up to when it has decided about its slots.
+    """
+    overlapped = 0
+    if queued_ms and recurrence["overlap"] != Overlap.QUEUE:
+        queued_ms, overlapped = 0, 1
+    if recurrence["runs_max"] and handed_out + (queued_ms > 0) >= recurrence["runs_max"]:
+        return Start(0, queued_ms, 0, handed_out, overlapped)
+    if recurrence["kind"] == before["kind"] == RecurrenceKind.EVERY_AFTER:
+        if is_waiting_for_end:
+            return Start(pending_ms, queued_ms, 0, handed_out, overlapped)
+        if pending_ms > decided_ms and not 0 < recurrence["end_ms"] <= pending_ms:
+            return Start(pending_ms, queued_ms, pending_ms, handed_out, overlapped)
+    next_ms = next_slot_ms(recurrence, anchor_ms, decided_ms)
+    return Start(next_ms, queued_ms, next_ms, handed_out, overlapped)
 
 
 def _room(recurrence: Recurrence, going: int, queued_ms: int) -> int:

@@ -44,6 +44,7 @@ from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     BATCH_BYTES_MAX,
     DEAD_RETENTION_MS,
+    DUE_MS_MAX,
     ERROR_MESSAGE_CHARS_MAX,
     ERROR_TRACEBACK_CHARS_MAX,
     ERROR_TYPE_CHARS_MAX,
@@ -70,7 +71,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.overlap import Look, after_end, look
+from duewheel.core.overlap import Look, Start, after_end, look, take_over
 from duewheel.core.recurrence import first_slot_ms, jittered_ms
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
@@ -160,6 +161,7 @@ class Counts:
     """What became of the inputs, for logs and statistics.
 
     Attributes:
+        conflicts: schedules that were refused since their id was known, as they had asked.
         cancels_late: of jobs that were over, or dispatched already.
         redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
         redrives_refused: redrives of what is dead, and whose time to start is over.
@@ -178,6 +180,7 @@ class Counts:
     scheduled: int = 0
     duplicates: int = 0
     replaced: int = 0
+    conflicts: int = 0
     cancelled: int = 0
     cancels_late: int = 0
     cancels_unknown: int = 0
@@ -232,6 +235,19 @@ class SpliceSchedule(Protocol):
 
 def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
+
+
+class _Before(NamedTuple):
+    """How a recurring job stood whose next definition has come.
+
+    Attributes:
+        decided_ms: up to when it has decided about its slots.
+    """
+
+    due_ms: int
+    recurrence: Recurrence
+    state: State
+    decided_ms: int
 
 
 @dataclass(slots=True)
@@ -297,15 +313,22 @@ class Step:
             work: its work, encoded.
             command: the whole command, encoded; equal bytes are the same command.
             offset: of the command in the intake topic.
+
+        Raises:
+            RejectedJob: the id is known, and the command asks to be refused then. Nothing has changed.
         """
         job_id = record["job_id"]
         known = self._defined(job_id)
-        generation = 1
+        generation, was = 1, None
         if known is not None:
             if record["on_conflict"] == OnConflict.IGNORE or known.command == command:
                 self.counts.duplicates += 1
                 return
+            if record["on_conflict"] == OnConflict.REJECT:
+                self.counts.conflicts += 1
+                raise _conflict(job_id, self._current(job_id, known))
             generation = known.generation + 1
+            was = self._concluded(job_id, known, record["created_ms"])
             self._replace(job_id, known)
         due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
@@ -313,7 +336,7 @@ class Step:
         self.definitions[job_id] = defined
         self.counts.scheduled += 1
         if recurrence is not None:
-            self._recur(job_id, defined, recurrence)
+            self._recur(job_id, defined, recurrence, was)
         elif due_ms <= self.now_ms and (not self.catching_up or due_ms <= record["created_ms"]):
             self._due[job_id] = None
         else:
@@ -573,11 +596,51 @@ class Step:
 
     # --- recurring jobs ---
 
-    def _recur(self, job_id: str, known: Defined, recurrence: Recurrence) -> None:
-        """Lets a job wait for its first slot. The runs of an earlier generation, which may go on, are those of this one too."""
-        before, waiting = self._state(job_id), self._current(job_id, known)
-        waiting["slot_ms"] = first_ms = first_slot_ms(recurrence, known.due_ms)
-        self._await(job_id, waiting, first_ms, trails.runs_of(before))
+    def _concluded(self, job_id: str, known: Defined, created_ms: int) -> _Before | None:
+        """Lets a recurring job decide about its slots before its next definition was made, so that none of them is lost by that.
+
+        Returns:
+            How it stood; None for a job that does not recur, or does so no longer.
+        """
+        recurrence, state = known.recurrence, self._current(job_id, known)
+        if recurrence is None or state["phase"] != Phase.WAITING or state["trail"] is None:
+            return None
+        until_ms = min(created_ms - 1, self.now_ms)
+        decided_ms = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1))
+        if state["slot_ms"] <= until_ms:
+            upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
+            self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
+        return _Before(known.due_ms, recurrence, self._current(job_id, known), decided_ms)
+
+    def _recur(self, job_id: str, known: Defined, recurrence: Recurrence, before: _Before | None) -> None:
+        """Lets a job wait for its first slot: of this definition, or, where it has the anchor of the one before, the first that nothing was
+        decided about. The runs of an earlier generation, which may go on, are those of this one too.
+        """
+        runs, waiting = trails.runs_of(self._state(job_id)), self._current(job_id, known)
+        if before is None or before.due_ms != known.due_ms:
+            first_ms = first_slot_ms(recurrence, known.due_ms)
+            start = Start(first_ms, 0, first_ms, 0)
+        else:
+            trail = before.state["trail"]
+            assert trail is not None
+            start = take_over(
+                recurrence,
+                known.due_ms,
+                before.recurrence,
+                pending_ms=before.state["slot_ms"],
+                queued_ms=trail["queued_ms"],
+                handed_out=before.state["attempt"],
+                is_waiting_for_end=before.state["phase"] == Phase.WAITING and not trail["wake_ms"],
+                decided_ms=before.decided_ms,
+            )
+        if start.overlapped:
+            self.counts.slots_overlapped += start.overlapped
+            self.left_out[job_id] = None
+        slot_ms = start.pending_ms or start.queued_ms or (waiting if before is None else before.state)["slot_ms"]
+        is_finished = not (start.pending_ms or start.queued_ms)
+        changes: Any = {"slot_ms": slot_ms, "attempt": start.handed_out}
+        self._await(job_id, waiting, start.wake_ms, runs, start.queued_ms, is_finished=is_finished, **changes)
+        self._resume(job_id, known, recurrence)  # where it waits for runs that are over
 
     def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> None:
         """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one."""
@@ -595,6 +658,7 @@ class Step:
             handed_out=handed_out,
             now_ms=self.now_ms,
             fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
+            has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
         self._count(job_id, found)
         runs = [*going, *found.fire][-RUNS_KEPT_MAX:]
@@ -622,10 +686,7 @@ class Step:
         self._move(job_id, state, after, trails.recurring(wake_ms, runs, queued_ms), **changes)
 
     def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int) -> None:
-        """Defines the run of a slot, once for ever: a job that is defined anew may come to the same slot again."""
-        if self._defined(job_id) is not None:
-            self.counts.duplicates += 1
-            return
+        """Defines the run of a slot."""
         command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
         self.size_bytes += len(command) + _RUN_BYTES
         run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command)
@@ -925,3 +986,12 @@ def _redriven_too_late(job_id: str, expires_ms: int, now_ms: int) -> RejectedJob
         f"{now_ms}. Look at it with duewheel dead show; to run it all the same, define the job anew with a later time, or drop it"
     )
     return RejectedJob(errors.Reason.EXPIRED, message)
+
+
+def _conflict(job_id: str, state: State) -> RejectedJob:
+    message = (
+        f"job {job_id!r} is known already: generation {state['generation']}, {state['phase']} since {state['changed_ms']}, and this "
+        "schedule asks to be refused then (on_conflict REJECT). Choose another id, or IGNORE to let the known job stand for this one, or "
+        "REPLACE"
+    )
+    return RejectedJob(errors.Reason.CONFLICT, message)

@@ -413,7 +413,10 @@ class Processor:
             if kind is Kind.SCHEDULE:
                 queue = what["queue"]
                 if queue in queues or self._queue_partitions(queue):
-                    batch.step.schedule(what, work, value, offset)
+                    try:
+                        batch.step.schedule(what, work, value, offset)
+                    except RejectedJob as error:
+                        batch.refused.append(refuse(record, error))
                 else:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
             elif kind is Kind.CANCEL:

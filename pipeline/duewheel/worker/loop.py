@@ -463,14 +463,16 @@ class Worker:
 
     def _commit(self, changed: dict[Holding, Offset]) -> None:
         _note_sent(changed)  # also one that is refused may have been taken, if only the answer was lost
+        began_ms = self._clock.steady_ms()
         try:
             self._reader.commit(list(changed.values()))
         except CommitRefused as error:
             self._back_off(error)
         else:
-            self._committed(changed)
+            self._committed(changed, began_ms)
 
     def _transact(self, changed: dict[Holding, Offset]) -> None:
+        began_ms = self._clock.steady_ms()
         try:
             with self._output.begin() as transaction:
                 produce = transaction.produce
@@ -489,15 +491,16 @@ class Worker:
             self._reports.take()
             _note_sent(changed)
             self._recorded_ms = self._clock.steady_ms()
-            self._committed(changed)
+            self._committed(changed, began_ms)
 
-    def _committed(self, changed: dict[Holding, Offset]) -> None:
+    def _committed(self, changed: dict[Holding, Offset], began_ms: int) -> None:
         for holding in changed:
             holding.changed = False
         if changed or not self._holdings:
             self._unproven = False
             self._desk.gate_ms = self._polled_ms + self._session_timeout_ms
         self._contact_ms = self._clock.steady_ms()
+        self._window.observe_commit(self._contact_ms - began_ms)
         self._backoff_ms = _BACKOFF_MS
         starts, self._starts = self._starts, []
         self._submit(starts)

@@ -7,6 +7,13 @@ back when it goes. So a worker claims what its handlers can do in WINDOW_MS, and
     10 at a time, handlers of 5 ms       10 × 75 / 5 = 150
     handlers that take no time           as many as the limit allows
 
+A handler that finishes is idle until the next dispatch is claimed, and that waits for the commit under way and takes one itself. While
+commits are quick that is nothing; where brokers are slow, handlers of the same length would be idle for most of the time. So (by Little's
+law) there is one dispatch more for each that handlers could do meanwhile:
+
+    10 at a time, handlers of 100 ms, commits of 3 ms      10 × (100 + 2 × 3) / 100 = 10
+    10 at a time, handlers of 100 ms, commits of 150 ms    10 × (100 + 2 × 150) / 100 = 40
+
 How long handlers take is learnt from those that finished, the last few dozen weighing most. But what was fast may be followed by
 what is slow, and of handlers that have not finished nobody knows. So the window is never larger than the concurrency, or GROWTH times
 what has finished within the last RECENT_MS. It opens from 10 to 4,000 in six rounds of claiming and finishing, a few milliseconds each,
@@ -23,6 +30,8 @@ WINDOW_MS: Final = 75
 RECENT_MS: Final = 1_000
 GROWTH: Final = 2
 _REMEMBERED_RUNS: Final = 50
+_REMEMBERED_COMMITS: Final = 8
+_COMMIT_MS_MAX: Final = 1_000  # what takes longer is a fault, and says nothing of the next one
 _DURATION_MS_MIN: Final = 0.01  # durations are measured in whole milliseconds; shorter ones are mostly 0
 
 
@@ -38,6 +47,7 @@ class Window:
         self._concurrency = concurrency
         self._runs_max = max(concurrency, runs_max)
         self._duration_ms: float | None = None
+        self._commit_ms = 0.0
         self._finished: deque[tuple[int, int]] = deque()  # when, and how many, within RECENT_MS
         self._finished_count = 0
 
@@ -54,12 +64,17 @@ class Window:
         self._finished_count += count
         self._forget(now_ms)
 
+    def observe_commit(self, took_ms: int) -> None:
+        """Notes how long a commit took, of claims or of completions."""
+        self._commit_ms += (min(max(0, took_ms), _COMMIT_MS_MAX) - self._commit_ms) / _REMEMBERED_COMMITS
+
     def size(self, now_ms: int) -> int:
         """How many may be claimed and not finished."""
         self._forget(now_ms)
         if self._duration_ms is None:
             return self._concurrency
-        done_in_time = self._concurrency * WINDOW_MS / max(self._duration_ms, _DURATION_MS_MIN)
+        duration_ms = max(self._duration_ms, _DURATION_MS_MIN)
+        done_in_time = self._concurrency * max(WINDOW_MS, duration_ms + 2 * self._commit_ms) / duration_ms
         return max(self._concurrency, min(self._runs_max, int(done_in_time), GROWTH * self._finished_count))
 
     def _forget(self, now_ms: int) -> None:
