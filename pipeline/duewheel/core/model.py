@@ -52,14 +52,6 @@ class Action(StrEnum):
     UPDATE = "UPDATE"
 
 
-class Reach(StrEnum):
-    """What a `Cancel` stops besides further attempts and runs."""
-
-    ATTEMPT = "ATTEMPT"
-    JOB = "JOB"
-    RUNS = "RUNS"
-
-
 class Phase(StrEnum):
     """Where a job stands. `lifecycle.TRANSITIONS` says what may follow what."""
 
@@ -156,7 +148,6 @@ class Schedule(TypedDict):
 class Cancel(TypedDict):
     job_id: str
     created_ms: int
-    reach: str
 
 
 class Change(TypedDict):
@@ -222,7 +213,6 @@ class Trail(TypedDict):
     endings: list[Ending]
     runs: list[int]
     queued_ms: int
-    spares: bool
     answer: Answer | None
 
 

@@ -39,6 +39,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from duewheel.core import errors
 from duewheel.core import trail as trails
+from duewheel.core.changes import updated
 from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
@@ -53,7 +54,10 @@ from duewheel.core.limits import (
     RUNS_KEPT_MAX,
 )
 from duewheel.core.model import (
+    Action,
+    Answer,
     Cancel,
+    Change,
     Closing,
     Drop,
     Ending,
@@ -145,6 +149,8 @@ def timer_ms(known: Defined, state: State | None) -> int:
     """When the owner must look at a job again, in milliseconds since the epoch; 0 where only an input can change anything."""
     if state is None or state["generation"] != known.generation:
         return known.due_ms
+    if state["phase"] == Phase.PAUSED:
+        return 0
     trail = state["trail"]
     if trail is not None and trail["wake_ms"]:
         return trail["wake_ms"]
@@ -163,6 +169,7 @@ class Counts:
     Attributes:
         conflicts: schedules that were refused since their id was known, as they had asked.
         cancels_late: of jobs that were over, or dispatched already.
+        changes: of jobs that waited, whatever they were; changes_refused: of those that run or are over, or that would break a rule then.
         redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
         redrives_refused: redrives of what is dead, and whose time to start is over.
         started, heartbeats: outcomes that gave or extended a lease.
@@ -196,6 +203,9 @@ class Counts:
     snoozed: int = 0
     returned: int = 0
     leases_expired: int = 0
+    changes: int = 0
+    changes_refused: int = 0
+    changes_unknown: int = 0
     redriven: int = 0
     dropped: int = 0
     redrives_late: int = 0
@@ -218,6 +228,9 @@ class Counts:
         self.late_ms_max = max(self.late_ms_max, other.late_ms_max)
 
 
+# Why a change was refused, beside the codes of `errors.Reason`.
+_OVER: Final = "over"
+_RUNNING: Final = "running"
 # Of an ending's numbers and of an average error in it; what a state of many endings adds to a transaction.
 _ENDING_BYTES: Final = 200
 # Of a run that is handed out, beside its command and work: its two states, its ids.
@@ -235,6 +248,16 @@ class SpliceSchedule(Protocol):
 
 def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
+
+
+class ReviseSchedule(Protocol):
+    """An encoded Schedule, revised: as a record, its work encoded, and all of it encoded. As in `ports.Codec`."""
+
+    def __call__(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]: ...
+
+
+def _cannot_revise(command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+    raise BrokenInvariant("a job is to be changed by a step that was not told how to encode it")
 
 
 class _Before(NamedTuple):
@@ -265,6 +288,7 @@ class Step:
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
         listening_ms: since when the owner has taken in outcomes without interruption.
         splice_schedule: encodes the definition of a recurring job's run.
+        revise_schedule: encodes a definition that was changed.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
@@ -287,6 +311,7 @@ class Step:
     heard_ms: int = 0
     listening_ms: int = 0
     splice_schedule: SpliceSchedule = _cannot_splice
+    revise_schedule: ReviseSchedule = _cannot_revise
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
@@ -401,6 +426,113 @@ class Step:
         waiting = self._move(job_id, state, after, trail, attempt=0, crashes=0)
         self._lives_again(job_id)
         self._attempt(job_id, known, waiting, 1, 0, trail)
+
+    def change(self, record: Change, offset: int) -> None:
+        """Pauses, resumes, runs or updates a job that waits, and answers in its state, which is written anew whatever came of it.
+
+        Args:
+            record: the decoded command, already checked.
+            offset: of the command in the intake topic.
+
+        Raises:
+            RejectedJob: with this update the job would break a rule. It is answered, and as it was.
+        """
+        job_id = record["job_id"]
+        known = self._defined(job_id)
+        if known is None:
+            self.counts.changes_unknown += 1
+            self.states[job_id] = None  # written, it says to whoever asked that there is no such job
+            return
+        state, refusal, error = self._current(job_id, known), ("", ""), None
+        if state["phase"] in TERMINAL:
+            refusal = _OVER, f"job {job_id} is over: {state['phase']} since {state['changed_ms']}; schedule it anew"
+        elif state["phase"] not in (Phase.WAITING, Phase.PAUSED):
+            refusal = _RUNNING, f"job {job_id} is {state['phase']}, and what runs is not changed; cancel it, or wait for its end"
+        else:
+            try:
+                self._changed(job_id, known, state, record)
+            except RejectedJob as rejected:
+                refusal, error = (rejected.reason.value, str(rejected)), rejected
+        if refusal[0]:
+            self.counts.changes_refused += 1
+        else:
+            self.counts.changes += 1
+        state = self._current(job_id, self._defined(job_id) or known)
+        answer: Answer = {"offset": offset, "reason": refusal[0], "message": refusal[1][:ERROR_MESSAGE_CHARS_MAX]}
+        self.states[job_id] = {**state, "trail": trails.answered(state["trail"], answer)}
+        self.size_bytes += len(answer["message"])
+        if error is not None:
+            raise error
+
+    def _changed(self, job_id: str, known: Defined, state: State, record: Change) -> None:
+        match record["action"]:
+            case Action.PAUSE:
+                self._pause(job_id, known, state)
+            case Action.RESUME:
+                self._unpause(job_id, known, state)
+            case Action.RUN_NOW if known.recurrence is not None:
+                self._run_now(job_id, known, state, record["created_ms"])
+            case Action.RUN_NOW:
+                now_ms, waiting = self.now_ms, self._unpause(job_id, known, state)
+                if timer_ms(known, waiting) > now_ms:
+                    self._update(job_id, known, waiting, lambda schedule: {**schedule, "due_ms": now_ms}, record["created_ms"])
+            case Action.UPDATE:
+                self._update(job_id, known, state, lambda schedule: updated(schedule, record), record["created_ms"])
+
+    def _pause(self, job_id: str, known: Defined, state: State) -> None:
+        if state["phase"] == Phase.PAUSED:
+            return
+        self._unset_timer(known.due_ms, job_id)
+        self._unset_wake(job_id, state)
+        self._due.pop(job_id, None)
+        self.states[job_id] = {**state, "phase": follow(state["phase"], Event.PAUSE), "changed_ms": self.now_ms}
+
+    def _unpause(self, job_id: str, known: Defined, state: State) -> State:
+        """Lets a paused job wait for its time again, which may have come; what it does about that is for the next look at it."""
+        if state["phase"] != Phase.PAUSED:
+            return state
+        waiting: State = {**state, "phase": follow(state["phase"], Event.RESUME), "changed_ms": self.now_ms}
+        self.states[job_id] = waiting
+        wake_ms = timer_ms(known, waiting)
+        if wake_ms:
+            self.timers_set[timer_key(wake_ms, job_id)] = None
+        if known.recurrence is not None:
+            self._resume(job_id, known, known.recurrence)  # what it waited for may have ended
+        return self._current(job_id, known)
+
+    def _run_now(self, job_id: str, known: Defined, state: State, created_ms: int) -> None:
+        """Hands out a run beside the slots, which is named by when it was asked for: the same command twice is one run."""
+        run = run_id(job_id, created_ms)
+        trail = state["trail"]
+        if self._defined(run) is not None:
+            return
+        assert trail is not None
+        runs = sorted({*self._going(job_id, trail["runs"]), created_ms})[-RUNS_KEPT_MAX:]
+        self.states[job_id] = {**state, "trail": {**trail, "runs": runs}}
+        self._hand_out(run, known, created_ms, max(created_ms, self.now_ms))
+
+    def _update(self, job_id: str, known: Defined, state: State, revise: Callable[[Schedule], Schedule], created_ms: int) -> None:
+        """Defines a job anew, from what it was; one that is paused stays so. What changes nothing is no new generation."""
+        record, work, command = self.revise_schedule(known.command, revise)
+        if command == known.command:
+            return
+        before = self._concluded(job_id, known, created_ms)
+        if state["phase"] == Phase.PAUSED and known.recurrence is not None:
+            before = _Before(known.due_ms, known.recurrence, state, state["slot_ms"] - 1)
+        self._replace(job_id, known)
+        due_ms, recurrence = record["due_ms"], record["recurrence"]
+        self.size_bytes += len(command)
+        defined = Defined(
+            known.generation + 1, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, known.offset
+        )
+        self.definitions[job_id] = defined
+        if recurrence is not None:
+            self._recur(job_id, defined, recurrence, before)
+        else:
+            self.timers_set[timer_key(due_ms, job_id)] = None
+        after = self._current(job_id, defined)
+        if state["phase"] == Phase.PAUSED and after["phase"] == Phase.WAITING:
+            self._pause(job_id, defined, after)
 
     def drop(self, record: Drop) -> None:
         """Forgets a dead run, if it is still dead with the token that the command names."""
@@ -630,7 +762,7 @@ class Step:
                 pending_ms=before.state["slot_ms"],
                 queued_ms=trail["queued_ms"],
                 handed_out=before.state["attempt"],
-                is_waiting_for_end=before.state["phase"] == Phase.WAITING and not trail["wake_ms"],
+                is_waiting_for_end=before.state["phase"] not in TERMINAL and not trail["wake_ms"],
                 decided_ms=before.decided_ms,
             )
         if start.overlapped:
@@ -750,9 +882,9 @@ class Step:
             return
         state = self._current(run.job_id, known)
         trail = state["trail"]
-        if trail is not None and state["phase"] == Phase.WAITING and run.slot_ms not in trail["runs"]:
+        if trail is not None and state["phase"] in (Phase.WAITING, Phase.PAUSED) and run.slot_ms not in trail["runs"]:
             runs = sorted((*trail["runs"], run.slot_ms))[-RUNS_KEPT_MAX:]
-            self._await(run.job_id, state, trail["wake_ms"], runs, trail["queued_ms"])
+            self._move(run.job_id, state, Phase(state["phase"]), trails.recurring(trail["wake_ms"], runs, trail["queued_ms"]))
 
     # --- attempts ---
 
@@ -932,7 +1064,7 @@ class Step:
             self._unset_wake(job_id, state)
             if trail is not None:
                 self._weigh(trail)
-                if trail["wake_ms"]:
+                if trail["wake_ms"] and after is not Phase.PAUSED:
                     self.timers_set[timer_key(trail["wake_ms"], job_id)] = None
         if changes:
             moved.update(changes)  # type: ignore[typeddict-item]

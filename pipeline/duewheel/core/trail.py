@@ -26,33 +26,16 @@ from duewheel.core.model import Answer, Ending, Limits, Outcome, State, Terms, T
 _WORKER_CHARS_MAX: Final = ERROR_TYPE_CHARS_MAX
 
 
-def carried(
-    trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output: bytes | None = None, spares: bool = False
-) -> Trail | None:
+def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output: bytes | None = None) -> Trail | None:
     """The trail of the next state: how it went so far stays, the rest is as given."""
     first_ms, endings = (0, _NONE) if trail is None else (trail["first_ms"], trail["endings"])
-    if not (wake_ms or lease_ms or first_ms or endings or output is not None or spares):
+    if not (wake_ms or lease_ms or first_ms or endings or output is not None):
         return None
-    return _trail(wake_ms, lease_ms, first_ms, output, endings, spares)
+    return _trail(wake_ms, lease_ms, first_ms, output, endings)
 
 
-def waking(trail: Trail | None, wake_ms: int) -> Trail | None:
-    """The same trail with another moment to look at the job."""
-    if trail is None:
-        return None if wake_ms == 0 else _trail(wake_ms, 0, 0, None, _NONE)
-    return {**trail, "wake_ms": wake_ms}
-
-
-def sparing(trail: Trail | None, spares: bool) -> Trail | None:
-    """The same trail, with what it says of an attempt that goes on although its job was cancelled."""
-    if trail is None:
-        return _trail(0, 0, 0, None, _NONE, spares) if spares else None
-    return trail if trail["spares"] == spares else {**trail, "spares": spares}
-
-
-def answered(trail: Trail | None, offset: int, reason: str, message: str) -> Trail:
-    """The same trail, with what became of the command at this offset."""
-    answer: Answer = {"offset": offset, "reason": reason, "message": message}
+def answered(trail: Trail | None, answer: Answer) -> Trail:
+    """The same trail, with what became of a command."""
     return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answer": answer}
 
 
@@ -82,9 +65,7 @@ def runs_of(state: State | None) -> list[int]:
     return _NO_RUNS if state is None or state["trail"] is None else state["trail"]["runs"]
 
 
-def _trail(
-    wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, endings: list[Ending], spares: bool = False
-) -> Trail:
+def _trail(wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, endings: list[Ending]) -> Trail:
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -93,7 +74,6 @@ def _trail(
         "endings": endings,
         "runs": _NO_RUNS,
         "queued_ms": 0,
-        "spares": spares,
         "answer": None,
     }
 

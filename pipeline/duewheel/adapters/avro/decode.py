@@ -27,7 +27,6 @@ from duewheel.adapters.avro.encode import (
     MISFIRES,
     OVERLAPS,
     PHASES,
-    REACHES,
     REMEMBERED_BYTES_MAX,
     REMEMBERED_MAX,
     RESULTS,
@@ -78,7 +77,6 @@ _STOP: Final = CURRENT["Stop"].header
 _EMBEDDING_BYTES_MAX: Final = 1_024
 
 _CONFLICTS: Final = list(CONFLICTS)
-_REACHES: Final = list(REACHES)
 _KINDS: Final = list(KINDS)
 _MISFIRES: Final = list(MISFIRES)
 _OVERLAPS: Final = list(OVERLAPS)
@@ -204,9 +202,9 @@ class Decoder:
             return value
         return encode_schedule(cast(Schedule, self._read(value, ("Schedule",), RECORD_BYTES_MAX)[1]))
 
-    def revise_schedule(self, command: bytes, change: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
-        """An encoded Schedule of the current schema, changed: as a record, its work encoded, and the whole encoded anew."""
-        record = change(cast(Schedule, self._read(command, ("Schedule",), RECORD_BYTES_MAX)[1]))
+    def revise_schedule(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+        """An encoded Schedule of the current schema, revised: as a record, its work encoded, and the whole encoded anew."""
+        record = revise(cast(Schedule, self._read(command, ("Schedule",), RECORD_BYTES_MAX)[1]))
         return record, encode_work(record["work"]), encode_schedule(record)
 
     def decode_definition(self, value: bytes | None) -> Definition:
@@ -365,10 +363,9 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
 def _cancel(value: bytes) -> CancelCommand:
     job_id, at = _string_at(value, HEADER_BYTES)
     a, b, c = _time(value, at)
-    reach, at = _symbol_at(value, at + 6, _REACHES)
-    if at != len(value):
+    if at + 6 != len(value):
         raise ValueError("bytes left over")
-    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c], "reach": reach}, b""
+    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c]}, b""
 
 
 def _of_a_dead_run(value: bytes) -> Redrive:
@@ -731,14 +728,11 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         at = _end_of_array(value, at)
     runs, at = _longs_at(value, at)
     queued_ms, at = _time_at(value, at)
-    spares = value[at]
-    if spares > 1:
-        raise ValueError("no boolean")
     answer: Answer | None = None
-    if value[at + 1]:
-        answer, at = _answer_at(value, at + 1)
+    if value[at]:
+        answer, at = _answer_at(value, at)
     else:
-        at += 2
+        at += 1
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -747,7 +741,6 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         "endings": endings,
         "runs": runs,
         "queued_ms": queued_ms,
-        "spares": spares == 1,
         "answer": answer,
     }, at
 
