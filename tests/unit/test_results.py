@@ -64,7 +64,7 @@ def command(job_id: str = "a", payload: object = 1, at_ms: int = NOW_MS, **more:
 def state(phase: str, generation: int = 1, attempt: int = 1, output: bytes | None = None, error: str | None = None) -> State:
     trail: Trail | None = None
     if output is not None:
-        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0}
+        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0, "answer": None}
     return {
         "generation": generation,
         "phase": phase,

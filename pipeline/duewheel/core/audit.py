@@ -213,6 +213,8 @@ class Audit:
             self.find(Kind.WENT_BACK, job_id, what="generation of the state", now=now, before=before, written_ms=written_ms)
         elif state["token"] < job.token:
             self.find(Kind.WENT_BACK, job_id, what="token", now=state["token"], before=job.token, written_ms=written_ms)
+        elif (state["phase"], state["changed_ms"], state["token"]) == (job.phase, job.changed_ms, job.token):
+            pass  # written once more, in answer to a command
         elif state["generation"] == job.state_generation and job.phase in TERMINAL and not _is_redriven(job, state):
             self.find(
                 Kind.ENDED_TWICE, job_id, before=job.phase, now=state["phase"], token=state["token"], before_ms=job.changed_ms,
@@ -279,7 +281,7 @@ class Audit:
             job.is_dropped = True
 
     def unread(self, job_id: str, why: Unjudged) -> None:
-        """Takes in a command of which nothing can be read but its key: what the intake says of this job is not all of it."""
+        """Takes in a command of which nothing is followed but its key: what is known of the intake says not all of this job."""
         self._job(job_id).has_unread = True
         self.pass_over(why)
 

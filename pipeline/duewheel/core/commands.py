@@ -128,7 +128,7 @@ def check_change(record: Change) -> None:
     _check_job_id(record["job_id"])
     if parse(record["job_id"]) is not None:
         refuse(Reason.BAD_CHANGE, f"{show(record['job_id'])} is a run of a recurring job, on its own; change the job, or cancel the run")
-    action, given = record["action"], [name for name in _UPDATED if record[name] is not None]  # type: ignore[literal-required]
+    action, given = record["action"], [name for name in _UPDATED if record[name] is not None]
     if action not in tuple(Action):
         refuse(Reason.BAD_CHANGE, f"action {show(action)} is not known; give one of {', '.join(Action)}")
     if action == Action.UPDATE and not given:

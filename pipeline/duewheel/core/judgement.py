@@ -95,6 +95,8 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
             audit.pass_over(Unjudged.INTAKE)
         return
     recurrence = recurring.recurrence
+    if recurring.has_unread:
+        return  # somebody may have asked for a run beside its slots
     if recurrence is None or not recurring.generation or job.defined_ms <= recurring.defined_ms:
         return  # of a generation that is gone: when it was due nobody knows any more
     is_slot = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or (

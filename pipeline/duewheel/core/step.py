@@ -516,6 +516,15 @@ class Step:
         record, work, command = self.revise_schedule(known.command, revise)
         if command == known.command:
             return
+        wake_ms = 0
+        if state["attempt"] and known.recurrence is None:
+            # Between two attempts it is still the run of its time, which names it: only the next attempt can be put off.
+            wake_ms = record["due_ms"] if record["due_ms"] != known.due_ms else timer_ms(known, {**state, "phase": Phase.WAITING})
+            due_ms = known.due_ms
+            record, work, command = self.revise_schedule(known.command, lambda schedule: {**revise(schedule), "due_ms": due_ms})
+            if command == known.command:
+                self._move(job_id, state, Phase(state["phase"]), trails.waking(state["trail"], wake_ms), state["error"])
+                return
         before = self._concluded(job_id, known, created_ms)
         if state["phase"] == Phase.PAUSED and known.recurrence is not None:
             before = _Before(known.due_ms, known.recurrence, state, state["slot_ms"] - 1)
@@ -528,6 +537,9 @@ class Step:
         self.definitions[job_id] = defined
         if recurrence is not None:
             self._recur(job_id, defined, recurrence, before)
+        elif state["attempt"]:
+            waiting: State = {**state, "generation": defined.generation, "phase": Phase.WAITING}
+            self._move(job_id, waiting, Phase.WAITING, trails.waking(state["trail"], wake_ms), state["error"])
         else:
             self.timers_set[timer_key(due_ms, job_id)] = None
         after = self._current(job_id, defined)

@@ -34,6 +34,11 @@ def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output:
     return _trail(wake_ms, lease_ms, first_ms, output, endings)
 
 
+def waking(trail: Trail | None, wake_ms: int) -> Trail:
+    """The same trail with another moment to look at the job."""
+    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "wake_ms": wake_ms, "answer": None}
+
+
 def answered(trail: Trail | None, answer: Answer) -> Trail:
     """The same trail, with what became of a command."""
     return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answer": answer}
