@@ -31,8 +31,8 @@ OVERLAY = [
     "size_bytes",
     "must_listen",
 ]
-# A job that runs once never meets FINISHED; tests/unit/test_step_recurrence.py has those that recur. And tests/unit/test_step_changes.py has
-# those that are paused: whatever that finds, it answers, and so it never changes nothing.
+# A job that runs once never meets FINISHED; tests/unit/test_step_recurrence.py has those that recur. Those that are paused are in
+# tests/unit/test_step_changes.py: a change is answered whatever it finds, and so it never changes nothing.
 ELSEWHERE = {Event.FINISHED, Event.PAUSE, Event.RESUME}
 HAPPENING = [event for event in Event if event not in SECOND_THOUGHTS and event not in ELSEWHERE]
 

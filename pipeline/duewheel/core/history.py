@@ -34,6 +34,7 @@ from enum import StrEnum
 from typing import Final
 
 from duewheel.core.errors import Reason
+from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.model import (
     Cancel,
     Change,
