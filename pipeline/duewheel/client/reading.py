@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -82,6 +82,38 @@ class JobConflict(DuewheelError):
 
 class JobUnknown(DuewheelError):
     """The job that was asked for is not known, or no longer: its command was refused, or it ended and was forgotten."""
+
+
+class ChangeRefused(DuewheelError):
+    """The job could not be changed, and is as it was.
+
+    Attributes:
+        reason: `running`, `over`, or the code of the rule that the job would have broken.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands.
+
+    Attributes:
+        phase: WAITING, PAUSED, or where it has come to since.
+        generation: which definition of the job id.
+        due_ms: the time its run stands for; of a recurring job its next slot. In milliseconds since the epoch, as all times.
+        wake_ms: when its owner looks at it next, where that is not `due_ms`: the next attempt, the next slot; 0 for none.
+        changed_ms: since when it stands so.
+    """
+
+    job_id: str
+    phase: Phase
+    generation: int
+    due_ms: int
+    wake_ms: int
+    changed_ms: int
 
 
 class Decision(StrEnum):
@@ -149,6 +181,14 @@ def mark(command: Schedule) -> Mark:
     return command["created_ms"], command["due_ms"], blake2b(command["work"]["payload"], digest_size=8).digest()
 
 
+class Asks(Enum):
+    """What somebody waits to be told of a job."""
+
+    END = "END"
+    DECISION = "DECISION"
+    STATUS = "STATUS"
+
+
 class Sought(NamedTuple):
     """The job that somebody waits for.
 
@@ -159,7 +199,7 @@ class Sought(NamedTuple):
         created_ms: when the command was made.
         mark: the command's; None where there is none.
         on_conflict: what the command does where its id is known; "" where there is none.
-        asks_decision: what became of the command is asked, and not how the job ends.
+        asks: what: how the job ends, what became of its command, or how it stands after a change.
     """
 
     job_id: str
@@ -168,7 +208,7 @@ class Sought(NamedTuple):
     created_ms: int = 0
     mark: Mark | None = None
     on_conflict: str = ""
-    asks_decision: bool = False
+    asks: Asks = Asks.END
 
 
 class StateCodec(Protocol):
@@ -195,7 +235,7 @@ class Waiter:
     def __init__(self, sought: Sought) -> None:
         self.sought = sought
         self.key = sought.job_id.encode()
-        self.future: Future[JobResult | Decision] = Future()
+        self.future: Future[JobResult | Decision | JobStatus] = Future()
         self.since_ms = NEVER_MS
         self.is_queued = False
 
@@ -211,7 +251,7 @@ class Early(NamedTuple):
     since_ms: int
 
 
-Answer: TypeAlias = JobResult | Decision | DuewheelError
+Answer: TypeAlias = JobResult | Decision | JobStatus | DuewheelError
 Judgement: TypeAlias = Answer | Early | None
 Done: TypeAlias = list[tuple[Waiter, Answer]]
 
@@ -413,16 +453,18 @@ class Reading:
         try:
             defined = None if seen is None else self._defined(seen)
             if seen is not None and defined is not None and sought.mark is not None and defined.mark == sought.mark:
-                if sought.asks_decision:
+                if sought.asks is Asks.DECISION:
                     return Decision.CREATED if defined.generation == 1 else Decision.REPLACED
                 return self._ended(sought, defined.generation, seen.state)
             if not self._is_taken(sought):
                 return self._further_back(waiter) if self._says_nothing(sought) else None
+            if sought.asks is Asks.STATUS:
+                return self._status(waiter, seen)
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
                 return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, before it had ended")
-            if sought.offset >= 0 and (sought.asks_decision or sought.on_conflict != OnConflict.IGNORE):
+            if defined.offset < sought.offset and (sought.asks is Asks.DECISION or sought.on_conflict != OnConflict.IGNORE):
                 return _met(sought)
             return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
@@ -435,6 +477,21 @@ class Reading:
     def _says_nothing(self, sought: Sought) -> bool:
         """Whether the log was read to its end without a word of how far its owner has come: reading began too late."""
         return sought.offset >= 0 and self.taken < 0 and 0 <= self.end <= self.reached
+
+    def _status(self, waiter: Waiter, seen: _Seen | None) -> Judgement:
+        """How a job stands after a change was taken in: its owner writes its state anew for that, or takes it away."""
+        job_id = waiter.sought.job_id
+        if seen is None:
+            return self._further_back(waiter) or JobUnknown(f"nothing is known of job {job_id}")
+        if seen.state is None:
+            return JobUnknown(f"job {job_id} is not known: it never was, or it had ended and was forgotten")
+        state = self._codec.decode_state(seen.state)
+        trail = state["trail"]
+        answer = None if trail is None else trail["answer"]
+        if answer is not None and answer["offset"] == waiter.sought.offset and answer["reason"]:
+            return ChangeRefused(answer["reason"], answer["message"])
+        wake_ms = 0 if trail is None else trail["wake_ms"]
+        return JobStatus(job_id, Phase(state["phase"]), state["generation"], state["slot_ms"], wake_ms, state["changed_ms"])
 
     def _unknown(self, waiter: Waiter, seen: _Seen | None) -> Judgement:
         """What to say where no definition was seen, and all that was said of the job lies before or was never said."""
@@ -502,7 +559,7 @@ def _met(sought: Sought) -> Answer:
         )
     if sought.on_conflict == OnConflict.IGNORE:
         return Decision.IGNORED
-    if sought.asks_decision:
+    if sought.asks is Asks.DECISION:
         return Decision.REJECTED
     return JobConflict(
         f"job {job_id} was known already, so this one was rejected, as it had asked; client.handle({job_id!r}) waits for the known one"
