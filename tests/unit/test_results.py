@@ -16,7 +16,7 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.client import Client, JobDidNotSucceed, JobHandle, JobReplaced, JobResult, JobUnknown, reading, results
 from duewheel.client.commands import Job, schedule_command
-from duewheel.client.reading import MARGIN_MS, Decision, Early, JobConflict, Reading, Sought, Waiter, mark
+from duewheel.client.reading import MARGIN_MS, ChangeRefused, Decision, Early, JobConflict, JobStatus, Reading, Sought, Waiter, mark
 from duewheel.client.results import Results
 from duewheel.core.errors import BrokerUnavailable, CallerError, RejectedJob, TopicMissing, UndecodableRecord
 from duewheel.core.model import Phase, Schedule, State, Trail
@@ -416,6 +416,54 @@ def test_what_was_decided_about_a_command_is_known_before_the_job_ends(desk: Des
             desk.results.decision(sought(first), SOON_S)
 
 
+def asked_to_change(desk: Desk, job_id: str = "a", offset: int = 1) -> JobStatus:
+    return desk.results.status(Sought(job_id, 0, offset, NOW_MS), SOON_S)
+
+
+def answering(phase: str, offset: int, reason: str = "", **fields: Any) -> State:
+    answered = state(phase, **fields)
+    trail: Any = {"wake_ms": 7, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
+    trail["answer"] = {"offset": offset, "reason": reason, "message": f"it is {reason}"}
+    return {**answered, "trail": trail}
+
+
+def test_how_a_job_stands_after_a_change_is_told_by_its_state(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), taken=1)
+    with pytest.raises(TimeoutError, match=r"job a had not been changed after 0.05 s: "):
+        desk.results.status(Sought("a", 0, 1, NOW_MS), 0.05)
+    desk.log.transaction(("s", "a", answering("PAUSED", 1)), taken=2)
+    status = asked_to_change(desk)
+    assert (status.phase, status.generation, status.wake_ms) == ("PAUSED", 1, 7)
+
+
+@pytest.mark.parametrize("reason", ["running", "over", "bad_limits"])
+def test_a_change_that_was_refused_says_why(desk: Desk, reason: str) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("RUNNING", 1, reason)), taken=2)
+    with pytest.raises(ChangeRefused, match=f"it is {reason}") as refusal:
+        asked_to_change(desk)
+    assert refusal.value.reason == reason
+
+
+def test_a_change_that_another_one_followed_at_once_tells_how_the_job_stands_by_then(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("WAITING", 2)), taken=3)
+    assert asked_to_change(desk).phase == "WAITING"
+
+
+def test_a_change_of_a_job_that_nobody_knows_says_so(desk: Desk) -> None:
+    desk.log.transaction(("s", "a", None), taken=2)
+    with pytest.raises(JobUnknown, match="job a is not known"):
+        asked_to_change(desk)
+
+
+def test_who_waits_for_a_job_waits_on_through_an_update(desk: Desk) -> None:
+    asked, updated = command(), command(payload=2)
+    desk.log.transaction(("d", "a", (1, asked)), taken=1)
+    future = desk.future(asked)
+    desk.log.raw(b"da", codec.encode_definition({"generation": 2, "offset": 0, "schedule": updated}))
+    desk.log.transaction(("s", "a", state("SUCCEEDED", generation=2)), taken=2)
+    assert future.result(SOON_S).succeeded
+
+
 def test_a_redefinition_that_was_refused_is_not_taken_for_the_job_that_stays(desk: Desk) -> None:
     desk.log.transaction(("d", "a", (1, command())), ("s", "a", state("RUNNING")), taken=1)
     future = desk.future(command(payload=2, on_conflict="replace"), offset=1)
@@ -631,7 +679,7 @@ class Intake:
 
 @pytest.fixture
 def client(desk: Desk) -> Client:
-    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
     return Client(Intake(), desk.clock, *encoders, str, desk.results)  # type: ignore[arg-type]
 
 
