@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:  # a unit test need not wait for the Kafka client to load
     from duewheel.adapters.kafka.settings import KafkaConfig
     from duewheel.core.topology import Topology
     from duewheel.devbroker import DevCluster
     from tests.postgres import Postgres
+
+# How fast inputs are made, and how long one takes, says more of what else the machine does than of the test.
+settings.register_profile("duewheel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("duewheel")
 
 FOLDER = Path(__file__).parent.parent / ".duewheel"
 

@@ -463,7 +463,7 @@ class Reading:
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
-                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, before it had ended")
+                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, since it was asked for")
             if defined.offset < sought.offset and (sought.asks is Asks.DECISION or sought.on_conflict != OnConflict.IGNORE):
                 return _met(sought)
             return self._ended(sought, defined.generation, seen.state)
