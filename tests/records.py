@@ -120,7 +120,9 @@ trails = st.one_of(
             "endings": st.lists(endings, max_size=3),
             "runs": st.lists(times, max_size=3),
             "queued_ms": spans,
-            "answer": st.one_of(st.none(), st.fixed_dictionaries({"offset": tokens, "reason": texts, "message": texts})),
+            "answers": st.lists(
+                st.fixed_dictionaries({"offset": tokens, "taken_ms": times, "reason": texts, "message": texts}), max_size=2
+            ),
         }
     ),
 )

@@ -146,7 +146,7 @@ STATE: Any = {
         "endings": [ENDING],
         "runs": [],
         "queued_ms": 0,
-        "answer": None,
+        "answers": [],
     },
 }
 

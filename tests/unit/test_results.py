@@ -64,7 +64,7 @@ def command(job_id: str = "a", payload: object = 1, at_ms: int = NOW_MS, **more:
 def state(phase: str, generation: int = 1, attempt: int = 1, output: bytes | None = None, error: str | None = None) -> State:
     trail: Trail | None = None
     if output is not None:
-        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0, "answer": None}
+        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0, "answers": []}
     return {
         "generation": generation,
         "phase": phase,
@@ -423,7 +423,7 @@ def asked_to_change(desk: Desk, job_id: str = "a", offset: int = 1) -> JobStatus
 def answering(phase: str, offset: int, reason: str = "", **fields: Any) -> State:
     answered = state(phase, **fields)
     trail: Any = {"wake_ms": 7, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
-    trail["answer"] = {"offset": offset, "reason": reason, "message": f"it is {reason}"}
+    trail["answers"] = [{"offset": offset, "taken_ms": NOW_MS, "reason": reason, "message": f"it is {reason}"}]
     return {**answered, "trail": trail}
 
 
@@ -444,9 +444,48 @@ def test_a_change_that_was_refused_says_why(desk: Desk, reason: str) -> None:
     assert refusal.value.reason == reason
 
 
-def test_a_change_that_another_one_followed_at_once_tells_how_the_job_stands_by_then(desk: Desk) -> None:
-    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("WAITING", 2)), taken=3)
-    assert asked_to_change(desk).phase == "WAITING"
+def test_each_change_has_its_own_answer_however_many_there_were_at_once(desk: Desk) -> None:
+    answered = answering("WAITING", 1, "bad_limits")
+    assert answered["trail"] is not None
+    for offset, reason in ((2, ""), (3, "unknown")):
+        answered["trail"]["answers"].append({"offset": offset, "taken_ms": NOW_MS, "reason": reason, "message": f"it is {reason}"})
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answered), taken=4)
+    with pytest.raises(ChangeRefused, match="it is bad_limits"):
+        asked_to_change(desk)
+    assert asked_to_change(desk, offset=2).phase == "WAITING"
+    with pytest.raises(JobUnknown, match="it is unknown"):
+        asked_to_change(desk, offset=3)
+
+
+def test_who_waits_late_for_a_change_is_told_what_became_of_it_all_the_same(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("RUNNING", 1, "running")), taken=2)
+    assert desk.results.decision(sought(command()), SOON_S) is Decision.CREATED
+    desk.log.transaction(("s", "a", state("SUCCEEDED")), taken=2)
+    assert desk.wait(command()).succeeded, "by now the newest state says nothing of the change"
+    with pytest.raises(ChangeRefused, match="it is running"):
+        asked_to_change(desk)
+    desk.log.transaction(("d", "a", None), ("s", "a", None), taken=2)
+    with pytest.raises(ChangeRefused, match="it is running"):
+        asked_to_change(desk)
+
+
+def test_where_compaction_took_the_answer_the_job_is_told_as_it_is_now(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", state("SUCCEEDED")), taken=3)
+    assert asked_to_change(desk).phase == "SUCCEEDED"
+
+
+def test_an_update_changes_nothing_about_what_was_decided(desk: Desk) -> None:
+    """Whatever it changes: what tells commands apart, or not."""
+    asked = command(on_conflict="replace")
+    for generation, updated in ((1, asked), (2, command(on_conflict="ignore")), (3, command(payload=2))):
+        desk.log.raw(b"da", codec.encode_definition({"generation": generation, "offset": 0, "schedule": updated}))
+        desk.log.transaction(taken=1)
+        assert desk.results.decision(sought(asked), SOON_S) is Decision.CREATED
+    replacing = command(payload=3, on_conflict="replace")
+    for generation in (4, 5):
+        desk.log.raw(b"da", codec.encode_definition({"generation": generation, "offset": 1, "schedule": replacing}))
+        desk.log.transaction(taken=2)
+        assert desk.results.decision(sought(replacing, 1), SOON_S) is Decision.REPLACED
 
 
 def test_a_change_of_a_job_that_nobody_knows_says_so(desk: Desk) -> None:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duewheel.adapters.avro import codec
-from duewheel.core.errors import RejectedJob
-from duewheel.core.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from duewheel.core.errors import Reason, RejectedJob
+from duewheel.core.limits import ANSWERS_MAX, DAY_MS, HOUR_MS, MINUTE_MS
 from duewheel.core.model import Action, Change, Misfire, OnConflict, Overlap, Phase, Result, Schedule
 from duewheel.core.run_ids import run_id
 from duewheel.core.step import Step
 from duewheel.core.wheel import due_of, timer_key
-from tests.recurring import every, every_after
+from tests.recurring import cron, every, every_after
 from tests.unit.test_step_recurrence import NOW_MS, World, at, cancel, outcome, run, schedule
 
 
@@ -64,9 +64,13 @@ class Changing(World):
         state = self.states[job_id]
         assert state is not None
         assert state["trail"] is not None
-        answer = state["trail"]["answer"]
-        assert answer is not None
+        answer = state["trail"]["answers"][-1]
         return answer["offset"], answer["reason"]
+
+    def answers(self, job_id: str) -> list[tuple[int, str]]:
+        state = self.states[job_id]
+        assert state is not None
+        return [] if state["trail"] is None else [(answer["offset"], answer["reason"]) for answer in state["trail"]["answers"]]
 
     def ran(self) -> list[tuple[str, int]]:
         """Which jobs were dispatched, and at which minute."""
@@ -133,6 +137,56 @@ def test_a_pause_that_comes_with_the_time_wins_as_a_cancel_does() -> None:
 
     world.take(both)
     assert (world.ran(), world.phase()) == ([], Phase.PAUSED)
+
+
+def test_each_of_several_changes_at_once_is_answered_whatever_becomes_of_the_job_in_the_same_step() -> None:
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(5)))
+    refused: Any = {"expires_ms": at(4), "total_timeout_ms": 0, "crashes_max": 0}
+    record = schedule(None, "b", due_ms=at(5))
+    command = codec.encode_schedule(record)
+
+    def several(step: Step) -> None:
+        step.change(change(Action.PAUSE), 7)
+        with pytest.raises(RejectedJob):
+            step.change(change(Action.UPDATE, limits=refused), 8)
+        step.change(change(Action.RESUME), 9)
+        step.change(change(Action.PAUSE, "b"), 10)
+        step.schedule(record, codec.decode_command(command)[2], command, 11)
+        step.change(change(Action.PAUSE, "c"), 12)
+
+    world.now_ms = at(5)
+    world.take(several)
+    assert world.answers("a") == [(7, ""), (8, "bad_limits"), (9, "")]
+    assert world.answers("b") == [(10, "unknown")]
+    assert world.states["c"] is None
+    assert sorted(world.ran()) == [("a", 5), ("b", 5)]
+    world.end("a")
+    assert world.answers("a") == [], "they are written once"
+
+
+def test_an_answer_outlives_the_end_of_the_job_in_the_same_step() -> None:
+    world = Changing()
+    world.ask(schedule(None))
+
+    def several(step: Step) -> None:
+        step.change(change(Action.PAUSE), 7)
+        step.outcome(outcome("a", world.begun["a"], Result.SUCCEEDED))
+
+    world.take(several)
+    assert (world.phase(), world.answers("a")) == (Phase.SUCCEEDED, [(7, "running")])
+
+
+def test_answers_are_bounded_and_the_latest_ones_stay() -> None:
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(5)))
+
+    def many(step: Step) -> None:
+        for offset in range(ANSWERS_MAX + 5):
+            step.change(change(Action.PAUSE), offset)
+
+    world.take(many)
+    assert world.answers("a") == [(offset, "") for offset in range(5, ANSWERS_MAX + 5)]
 
 
 def failed(world: Changing) -> None:
@@ -256,6 +310,85 @@ def test_run_now_is_a_run_beside_the_slots_of_a_recurring_job_and_the_same_comma
     assert (world.phase(), world.counts.slots_fired) == (Phase.SUCCEEDED, 3), "and not among those that max_runs counts"
 
 
+def test_run_now_in_the_millisecond_of_a_slot_is_a_run_beside_it() -> None:
+    for recurrence in (every(10 * MINUTE_MS, overlap=Overlap.ALLOW), cron("* * * * *", overlap=Overlap.ALLOW), every_after(10 * MINUTE_MS)):
+        world = Changing()
+        world.ask(schedule(recurrence))
+        world.settle()
+        slots = world.slots()
+        assert slots == [at(0)]
+        for _ in range(2):
+            world.change(Action.RUN_NOW, created_ms=at(0))
+        world.run_until(at(0) + 1)
+        assert world.slots() == [at(0), at(0) + 1], "its slot has run, and it runs beside it, once"
+
+
+def test_run_now_in_the_millisecond_of_a_slot_to_come_leaves_that_to_its_time() -> None:
+    world = Changing()
+    world.ask(schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW), due_ms=at(10)))
+    world.now_ms = at(10) - 1
+    world.change(Action.RUN_NOW, created_ms=at(10))
+    world.run_until(at(11))
+    assert sorted(world.slots()) == [at(10), at(10) + 1]
+
+
+def test_a_job_that_runs_once_is_not_made_to_recur() -> None:
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(5)))
+    with pytest.raises(RejectedJob, match="runs once"):
+        world.change(Action.UPDATE, recurrence=every(MINUTE_MS))
+    world.run_until(at(5))
+    failed(world)
+    before = world.definitions["a"]
+    with pytest.raises(RejectedJob, match="runs once"):
+        world.change(Action.UPDATE, recurrence=every(MINUTE_MS))
+    assert (world.definitions["a"], world.answer()) == (before, (world.offset, "bad_change"))
+    world.run_until(at(16))
+    assert world.ran() == [("a", 5), ("a", 15)]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_run_now_that_would_break_a_rule_leaves_the_job_as_it_was(paused: bool) -> None:
+    """As no command can bring it about: a job's time is before it expires, and is brought forward. But rules may become stricter."""
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(60)))
+    if paused:
+        world.change(Action.PAUSE)
+    before = world.definitions["a"], set(world.timers)
+
+    def stricter(command: bytes, revise: Any) -> Any:
+        raise RejectedJob(Reason.BAD_DUE, "stricter")
+
+    def refused(step: Step) -> None:
+        step.revise_schedule = stricter
+        step.change(change(Action.RUN_NOW), 7)
+
+    with pytest.raises(RejectedJob, match="stricter"):
+        world.take(refused)
+    assert (world.definitions["a"], set(world.timers)) == before
+    assert world.phase() == (Phase.PAUSED if paused else Phase.WAITING)
+    assert world.answer() == (7, "bad_due")
+
+
+@pytest.mark.parametrize(
+    "on_conflict, kept", [(OnConflict.IGNORE, "IGNORE"), (OnConflict.REPLACE, "IGNORE"), (OnConflict.REJECT, "REJECT")]
+)
+def test_a_definition_that_is_updated_still_says_whether_it_replaced_another(on_conflict: OnConflict, kept: str) -> None:
+    def says() -> str:
+        known = world.definitions["a"]
+        assert known is not None
+        return cast(Schedule, codec.decode_command(known.command)[1])["on_conflict"]
+
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(5), on_conflict=on_conflict))
+    for payload in (b"[2]", b"[3]"):
+        world.change(Action.UPDATE, payload=payload)
+        assert says() == kept
+    world.ask(schedule(None, due_ms=at(6), on_conflict=OnConflict.REPLACE))
+    world.change(Action.UPDATE, payload=b"[4]")
+    assert says() == "REPLACE"
+
+
 def test_an_update_changes_what_it_gives_and_nothing_else() -> None:
     world = Changing()
     world.ask(schedule(None, due_ms=at(5)))
@@ -324,6 +457,7 @@ def test_whatever_is_asked_no_slot_runs_twice_and_nothing_starts_while_paused(sa
     world.ask(schedule(every(3 * MINUTE_MS, overlap=Overlap.ALLOW, overlap_max=1_000, misfire=Misfire.ALL), retention_ms=DAY_MS))
     for what, number in said:
         if what == "wait":
+            world.run_until(world.now_ms + 1)  # a run beside the slots may be due in a millisecond
             paused, before = world.phase() == Phase.PAUSED, len(world.dispatched)
             world.run_until(world.now_ms + number * MINUTE_MS)
             assert not paused or len(world.dispatched) == before

@@ -119,14 +119,16 @@ class ChangeHandle:
     _sought: Sought | None = field(default=None, repr=False, compare=False)
 
     def wait(self, timeout: timedelta | float | None = None) -> JobStatus:
-        """Returns as soon as the request was taken in, with how the job stands then.
+        """Returns as soon as the request was taken in, with how the job stood then.
+
+        The answer lies in the state topic, which is compacted: asked for hours later, it may be how the job stands by now.
 
         Args:
             timeout: as for `JobHandle.wait`. It takes a moment, as long as a timer processor runs.
 
         Raises:
             TimeoutError: nobody had taken it in by then.
-            JobUnknown: there is no such job.
+            JobUnknown: there was no such job.
             ChangeRefused: it runs, or is over, or would break a rule; `reason` says which.
             TopicMissing, CallerError: as for `JobHandle.wait`.
         """

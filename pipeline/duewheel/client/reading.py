@@ -227,17 +227,18 @@ class Waiter:
         key: its id, as in keys of records.
         future: what they wait for.
         since_ms: everything that was said of the job since then has been read.
+        saw_all: whether reading began for them, so that they saw each record that may be an answer.
         is_queued: whether their turn comes when the command is taken in.
     """
 
-    __slots__ = ("future", "is_queued", "key", "since_ms", "sought")
+    __slots__ = ("future", "is_queued", "key", "saw_all", "since_ms", "sought")
 
     def __init__(self, sought: Sought) -> None:
         self.sought = sought
         self.key = sought.job_id.encode()
         self.future: Future[JobResult | Decision | JobStatus] = Future()
         self.since_ms = NEVER_MS
-        self.is_queued = False
+        self.saw_all = self.is_queued = False
 
     @property
     def first_ms(self) -> int:
@@ -257,11 +258,22 @@ Done: TypeAlias = list[tuple[Waiter, Answer]]
 
 
 class _Defined(NamedTuple):
-    """What is needed of a definition: its generation, and the offset and the mark of the command it came from."""
+    """What is needed of a definition.
+
+    Attributes:
+        offset: of the command it came from, also where it was updated since.
+        mark: of what it is now.
+        replaced: whether that command took the place of a job.
+    """
 
     generation: int
     offset: int
     mark: Mark
+    replaced: bool
+
+    def is_of(self, sought: Sought) -> bool:
+        """Whether it came from the command that is sought. The same command may lie in the intake more than once."""
+        return sought.mark is not None and (0 <= sought.offset == self.offset or self.mark == sought.mark)
 
 
 class _Seen:
@@ -327,7 +339,7 @@ class Reading:
         if self.next_offset < 0:
             judgement: Judgement = Early(waiter.first_ms)
         else:
-            waiter.since_ms = self.since_ms
+            waiter.since_ms, waiter.saw_all = self.since_ms, self.taken <= waiter.sought.offset
             judgement = self._judge(waiter)
         if judgement is None or isinstance(judgement, Early):
             self._waiting.setdefault(waiter.key, []).append(waiter)
@@ -356,7 +368,7 @@ class Reading:
         self._bytes = 0
         self._untaken.clear()
         for waiter in self.waiters:
-            waiter.since_ms, waiter.is_queued = since_ms, False
+            waiter.since_ms, waiter.is_queued, waiter.saw_all = since_ms, False, since_ms <= waiter.first_ms
             self._put_off(waiter, None)
 
     def fold(self, records: Sequence[Record]) -> Done:
@@ -452,9 +464,9 @@ class Reading:
         sought, seen = waiter.sought, self._jobs.get(waiter.key)
         try:
             defined = None if seen is None else self._defined(seen)
-            if seen is not None and defined is not None and sought.mark is not None and defined.mark == sought.mark:
+            if seen is not None and defined is not None and defined.is_of(sought):
                 if sought.asks is Asks.DECISION:
-                    return Decision.CREATED if defined.generation == 1 else Decision.REPLACED
+                    return Decision.REPLACED if defined.replaced else Decision.CREATED
                 return self._ended(sought, defined.generation, seen.state)
             if not self._is_taken(sought):
                 return self._further_back(waiter) if self._says_nothing(sought) else None
@@ -479,17 +491,26 @@ class Reading:
         return sought.offset >= 0 and self.taken < 0 and 0 <= self.end <= self.reached
 
     def _status(self, waiter: Waiter, seen: _Seen | None) -> Judgement:
-        """How a job stands after a change was taken in: its owner writes its state anew for that, or takes it away."""
+        """How a job stands after a change was taken in: its owner writes its state anew for that, or takes it away. Where compaction has
+        removed that record, how it stands now.
+        """
         job_id = waiter.sought.job_id
         if seen is None:
             return self._further_back(waiter) or JobUnknown(f"nothing is known of job {job_id}")
         if seen.state is None:
-            return JobUnknown(f"job {job_id} is not known: it never was, or it had ended and was forgotten")
+            return (
+                Early(waiter.first_ms)
+                if not waiter.saw_all
+                else JobUnknown(f"job {job_id} is not known: it never was, or it had ended and was forgotten")
+            )
         state = self._codec.decode_state(seen.state)
         trail = state["trail"]
-        answer = None if trail is None else trail["answer"]
-        if answer is not None and answer["offset"] == waiter.sought.offset and answer["reason"]:
-            return ChangeRefused(answer["reason"], answer["message"])
+        answers = [] if trail is None else [a for a in trail["answers"] if a["offset"] == waiter.sought.offset]
+        if not answers and not waiter.saw_all:
+            return Early(waiter.first_ms)  # it was answered before, and more has become of the job since
+        if answers and answers[0]["reason"]:
+            reason, message = answers[0]["reason"], answers[0]["message"]
+            return JobUnknown(message) if reason == "unknown" else ChangeRefused(reason, message)
         wake_ms = 0 if trail is None else trail["wake_ms"]
         return JobStatus(job_id, Phase(state["phase"]), state["generation"], state["slot_ms"], wake_ms, state["changed_ms"])
 
@@ -534,7 +555,9 @@ class Reading:
     def _defined(self, seen: _Seen) -> _Defined | None:
         if seen.definition is not None:
             definition = self._codec.decode_definition(seen.definition)
-            seen.defined = _Defined(definition["generation"], definition["offset"], mark(definition["schedule"]))
+            schedule, generation = definition["schedule"], definition["generation"]
+            replaced = generation > 1 and schedule["on_conflict"] == OnConflict.REPLACE
+            seen.defined = _Defined(generation, definition["offset"], mark(schedule), replaced)
             seen.definition = None
         return seen.defined
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from duewheel.core.commands import check_schedule
+from duewheel.core.errors import Reason
 from duewheel.core.model import Change, Schedule, Work
+from duewheel.core.wording import refuse, show
 
 _JSON: Final = "application/json"
 
@@ -20,6 +22,11 @@ def updated(schedule: Schedule, change: Change) -> Schedule:
     Raises:
         RejectedJob: it would break a rule.
     """
+    if change["recurrence"] is not None and schedule["recurrence"] is None:
+        refuse(
+            Reason.BAD_CHANGE,
+            f"job {show(schedule['job_id'])} runs once, and an update cannot make it recur; schedule it anew, with on_conflict REPLACE",
+        )
     work: Work = {**schedule["work"]}
     if change["payload"] is not None:
         work["payload"], work["content_type"] = change["payload"], change["content_type"] or _JSON

@@ -34,7 +34,6 @@ from enum import StrEnum
 from typing import Final
 
 from duewheel.core.errors import Reason
-from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.model import (
     Cancel,
     Change,
@@ -222,8 +221,8 @@ def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
     if event is None:
         return None
     failure, trail = state["error"], state["trail"]
-    if trail is not None and trail["answer"] is not None and state["phase"] in TERMINAL:
-        return None  # it was over before
+    if trail is not None and trail["answers"] and trail["answers"][-1]["taken_ms"] != state["changed_ms"]:
+        return None  # written once more, for what it answers
     return Entry(
         source=source,
         at_ms=state["changed_ms"],

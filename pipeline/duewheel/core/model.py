@@ -201,6 +201,7 @@ class Ending(TypedDict):
 
 class Answer(TypedDict):
     offset: int
+    taken_ms: int
     reason: str
     message: str
 
@@ -213,7 +214,7 @@ class Trail(TypedDict):
     endings: list[Ending]
     runs: list[int]
     queued_ms: int
-    answer: Answer | None
+    answers: list[Answer]
 
 
 class State(TypedDict):

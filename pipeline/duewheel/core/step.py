@@ -40,9 +40,12 @@ from typing import Any, Final, NamedTuple, Protocol
 from duewheel.core import errors
 from duewheel.core import trail as trails
 from duewheel.core.changes import updated
+from duewheel.core.commands import check_schedule
 from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
+    ANSWER_MESSAGE_CHARS_MAX,
+    ANSWERS_MAX,
     BATCH_BYTES_MAX,
     DEAD_RETENTION_MS,
     DUE_MS_MAX,
@@ -76,7 +79,7 @@ from duewheel.core.model import (
     Trail,
 )
 from duewheel.core.overlap import Look, Start, after_end, look, take_over
-from duewheel.core.recurrence import first_slot_ms, jittered_ms
+from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
 
@@ -85,7 +88,7 @@ class Defined(NamedTuple):
     """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into.
 
     Attributes:
-        offset: of the command in the intake topic; -1 for a recurring job's run, which nobody asked for by itself.
+        offset: of the command in the intake topic; -1 for the run of a recurring job's slot, which nobody asked for by itself.
     """
 
     generation: int
@@ -229,6 +232,7 @@ class Counts:
 
 
 # Why a change was refused, beside the codes of `errors.Reason`.
+_UNKNOWN: Final = "unknown"
 _OVER: Final = "over"
 _RUNNING: Final = "running"
 # Of an ending's numbers and of an average error in it; what a state of many endings adds to a transaction.
@@ -236,6 +240,7 @@ _ENDING_BYTES: Final = 200
 # Of a run that is handed out, beside its command and work: its two states, its ids.
 _RUN_BYTES: Final = 300
 _SLOT_BYTES: Final = 6
+_ANSWER_BYTES: Final = 50
 
 
 class SpliceSchedule(Protocol):
@@ -327,6 +332,7 @@ class Step:
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
+    _answers: dict[str, list[Answer]] = field(default_factory=dict)
 
     # --- commands ---
 
@@ -428,7 +434,8 @@ class Step:
         self._attempt(job_id, known, waiting, 1, 0, trail)
 
     def change(self, record: Change, offset: int) -> None:
-        """Pauses, resumes, runs or updates a job that waits, and answers in its state, which is written anew whatever came of it.
+        """Pauses, resumes, runs or updates a job that waits, and answers in its state, which is written anew whatever came of it. Of an id
+        that nobody knows the state is taken away, which says so.
 
         Args:
             record: the decoded command, already checked.
@@ -441,7 +448,7 @@ class Step:
         known = self._defined(job_id)
         if known is None:
             self.counts.changes_unknown += 1
-            self.states[job_id] = None  # written, it says to whoever asked that there is no such job
+            self._answer(job_id, offset, _UNKNOWN, f"job {job_id} was not known then")
             return
         state, refusal, error = self._current(job_id, known), ("", ""), None
         if state["phase"] in TERMINAL:
@@ -450,32 +457,47 @@ class Step:
             refusal = _RUNNING, f"job {job_id} is {state['phase']}, and what runs is not changed; cancel it, or wait for its end"
         else:
             try:
-                self._changed(job_id, known, state, record)
+                self._changed(job_id, known, state, record, offset)
             except RejectedJob as rejected:
                 refusal, error = (rejected.reason.value, str(rejected)), rejected
         if refusal[0]:
             self.counts.changes_refused += 1
         else:
             self.counts.changes += 1
-        state = self._current(job_id, self._defined(job_id) or known)
-        answer: Answer = {"offset": offset, "reason": refusal[0], "message": refusal[1][:ERROR_MESSAGE_CHARS_MAX]}
-        self.states[job_id] = {**state, "trail": trails.answered(state["trail"], answer)}
-        self.size_bytes += len(answer["message"])
+        self._answer(job_id, offset, *refusal)
         if error is not None:
             raise error
 
-    def _changed(self, job_id: str, known: Defined, state: State, record: Change) -> None:
+    def _answer(self, job_id: str, offset: int, reason: str, message: str) -> None:
+        message = message[:ANSWER_MESSAGE_CHARS_MAX]
+        self.size_bytes += len(message) + _ANSWER_BYTES
+        answer: Answer = {"offset": offset, "taken_ms": self.now_ms, "reason": reason, "message": message}
+        self._answers.setdefault(job_id, []).append(answer)
+
+    def _write_answers(self) -> None:
+        """Writes them with how each job stands in the end, so that nothing that became of it in this step takes them away."""
+        for job_id, answers in self._answers.items():
+            known = self._defined(job_id)
+            if known is None:
+                self.states[job_id] = None
+            else:
+                state = self._current(job_id, known)
+                self.states[job_id] = {**state, "trail": trails.answered(state["trail"], answers[-ANSWERS_MAX:])}
+
+    def _changed(self, job_id: str, known: Defined, state: State, record: Change, offset: int) -> None:
         match record["action"]:
             case Action.PAUSE:
                 self._pause(job_id, known, state)
             case Action.RESUME:
                 self._unpause(job_id, known, state)
             case Action.RUN_NOW if known.recurrence is not None:
-                self._run_now(job_id, known, state, record["created_ms"])
+                self._run_now(job_id, known, state, record["created_ms"], offset)
             case Action.RUN_NOW:
-                now_ms, waiting = self.now_ms, self._unpause(job_id, known, state)
-                if timer_ms(known, waiting) > now_ms:
-                    self._update(job_id, known, waiting, lambda schedule: {**schedule, "due_ms": now_ms}, record["created_ms"])
+                now_ms = self.now_ms
+                if timer_ms(known, {**state, "phase": Phase.WAITING}) > now_ms:
+                    self._update(job_id, known, state, lambda schedule: _due_at(schedule, now_ms), record["created_ms"])
+                    known = self._defined(job_id) or known
+                self._unpause(job_id, known, self._current(job_id, known))
             case Action.UPDATE:
                 self._update(job_id, known, state, lambda schedule: updated(schedule, record), record["created_ms"])
 
@@ -500,36 +522,48 @@ class Step:
             self._resume(job_id, known, known.recurrence)  # what it waited for may have ended
         return self._current(job_id, known)
 
-    def _run_now(self, job_id: str, known: Defined, state: State, created_ms: int) -> None:
-        """Hands out a run beside the slots, which is named by when it was asked for: the same command twice is one run."""
-        run = run_id(job_id, created_ms)
-        trail = state["trail"]
-        if self._defined(run) is not None:
-            return
+    def _run_now(self, job_id: str, known: Defined, state: State, created_ms: int, offset: int) -> None:
+        """Hands out a run beside the slots, which is named by when it was asked for: the same command twice is one run.
+
+        A slot may be of that very millisecond; then the run takes the name of the next one that is none.
+        """
+        trail, recurrence = state["trail"], known.recurrence
         assert trail is not None
-        runs = sorted({*self._going(job_id, trail["runs"]), created_ms})[-RUNS_KEPT_MAX:]
+        assert recurrence is not None
+        slots, asked_ms = {state["slot_ms"], trail["queued_ms"]}, created_ms
+        while True:
+            found = self._defined(run_id(job_id, asked_ms))
+            if found is not None and found.offset >= 0:
+                return  # asked for before
+            if found is None and asked_ms not in slots and not is_slot(recurrence, known.due_ms, asked_ms):
+                break
+            asked_ms += 1
+        runs = sorted({*self._going(job_id, trail["runs"]), asked_ms})[-RUNS_KEPT_MAX:]
         self.states[job_id] = {**state, "trail": {**trail, "runs": runs}}
-        self._hand_out(run, known, created_ms, max(created_ms, self.now_ms))
+        self._hand_out(run_id(job_id, asked_ms), known, asked_ms, max(asked_ms, self.now_ms), offset)
 
     def _update(self, job_id: str, known: Defined, state: State, revise: Callable[[Schedule], Schedule], created_ms: int) -> None:
         """Defines a job anew, from what it was; one that is paused stays so. What changes nothing is no new generation."""
         record, work, command = self.revise_schedule(known.command, revise)
         if command == known.command:
             return
-        wake_ms = 0
+        wake_ms, due_ms = 0, record["due_ms"]
         if state["attempt"] and known.recurrence is None:
             # Between two attempts it is still the run of its time, which names it: only the next attempt can be put off.
-            wake_ms = record["due_ms"] if record["due_ms"] != known.due_ms else timer_ms(known, {**state, "phase": Phase.WAITING})
+            wake_ms = due_ms if due_ms != known.due_ms else timer_ms(known, {**state, "phase": Phase.WAITING})
             due_ms = known.due_ms
-            record, work, command = self.revise_schedule(known.command, lambda schedule: {**revise(schedule), "due_ms": due_ms})
+            record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "due_ms": due_ms})
             if command == known.command:
                 self._move(job_id, state, Phase(state["phase"]), trails.waking(state["trail"], wake_ms), state["error"])
                 return
+        if known.generation == 1 and record["on_conflict"] == OnConflict.REPLACE:
+            # It replaced nothing, and is to say so however often it is updated: nobody asks its generation then.
+            record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "on_conflict": OnConflict.IGNORE.value})
         before = self._concluded(job_id, known, created_ms)
         if state["phase"] == Phase.PAUSED and known.recurrence is not None:
             before = _Before(known.due_ms, known.recurrence, state, state["slot_ms"] - 1)
         self._replace(job_id, known)
-        due_ms, recurrence = record["due_ms"], record["recurrence"]
+        recurrence = record["recurrence"]
         self.size_bytes += len(command)
         defined = Defined(
             known.generation + 1, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, known.offset
@@ -711,6 +745,8 @@ class Step:
                 self._wake(job_id, known, state)
             elif known.due_ms <= self.now_ms:
                 self._first(job_id, known)
+        if self._answers:
+            self._write_answers()
 
     def _first(self, job_id: str, known: Defined) -> None:
         if self.now_ms - known.due_ms > self.counts.late_ms_max:
@@ -829,11 +865,11 @@ class Step:
         after = follow(state["phase"], Event.FINISHED) if is_finished else Phase.WAITING
         self._move(job_id, state, after, trails.recurring(wake_ms, runs, queued_ms), **changes)
 
-    def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int) -> None:
-        """Defines the run of a slot."""
+    def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int, offset: int = -1) -> None:
+        """Defines the run of a slot, or one that the command at `offset` asks for."""
         command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
         self.size_bytes += len(command) + _RUN_BYTES
-        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command)
+        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command, None, offset)
         self.definitions[job_id] = run
         if due_ms <= self.now_ms:
             self._first(job_id, run)
@@ -1071,6 +1107,8 @@ class Step:
         moved["phase"] = after
         moved["changed_ms"] = self.now_ms
         moved["error"] = error
+        if trail is not None and trail["answers"]:
+            trail = trails.unanswered(trail)
         if trail is not state["trail"]:
             moved["trail"] = trail
             self._unset_wake(job_id, state)
@@ -1130,6 +1168,12 @@ def _redriven_too_late(job_id: str, expires_ms: int, now_ms: int) -> RejectedJob
         f"{now_ms}. Look at it with duewheel dead show; to run it all the same, define the job anew with a later time, or drop it"
     )
     return RejectedJob(errors.Reason.EXPIRED, message)
+
+
+def _due_at(schedule: Schedule, due_ms: int) -> Schedule:
+    result: Schedule = {**schedule, "due_ms": due_ms}
+    check_schedule(result)
+    return result
 
 
 def _conflict(job_id: str, state: State) -> RejectedJob:

@@ -36,12 +36,17 @@ def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output:
 
 def waking(trail: Trail | None, wake_ms: int) -> Trail:
     """The same trail with another moment to look at the job."""
-    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "wake_ms": wake_ms, "answer": None}
+    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "wake_ms": wake_ms, "answers": _NO_ANSWERS}
 
 
-def answered(trail: Trail | None, answer: Answer) -> Trail:
-    """The same trail, with what became of a command."""
-    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answer": answer}
+def answered(trail: Trail | None, answers: list[Answer]) -> Trail:
+    """The same trail, with what became of commands."""
+    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answers": answers}
+
+
+def unanswered(trail: Trail) -> Trail:
+    """The same trail, without what became of earlier commands."""
+    return {**trail, "answers": _NO_ANSWERS}
 
 
 def begun(trail: Trail | None, first_ms: int) -> Trail | None:
@@ -79,7 +84,7 @@ def _trail(wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, end
         "endings": endings,
         "runs": _NO_RUNS,
         "queued_ms": 0,
-        "answer": None,
+        "answers": _NO_ANSWERS,
     }
 
 
@@ -161,3 +166,4 @@ def output_of(record: Outcome) -> bytes | None:
 
 _NONE: Final[list[Ending]] = []
 _NO_RUNS: Final[list[int]] = []
+_NO_ANSWERS: Final[list[Answer]] = []

@@ -728,11 +728,13 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         at = _end_of_array(value, at)
     runs, at = _longs_at(value, at)
     queued_ms, at = _time_at(value, at)
-    answer: Answer | None = None
-    if value[at]:
-        answer, at = _answer_at(value, at)
-    else:
-        at += 1
+    answers: list[Answer] = []
+    count, at = _count_at(value, at)
+    if count:
+        for _ in range(count):
+            answer, at = _answer_at(value, at)
+            answers.append(answer)
+        at = _end_of_array(value, at)
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -741,17 +743,16 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         "endings": endings,
         "runs": runs,
         "queued_ms": queued_ms,
-        "answer": answer,
+        "answers": answers,
     }, at
 
 
 def _answer_at(value: bytes, at: int) -> tuple[Answer, int]:
-    if value[at] != _SOME:
-        raise ValueError("no answer")
-    offset, at = long_at(value, at + 1)
+    offset, at = long_at(value, at)
+    taken_ms, at = _time_at(value, at)
     reason, at = _string_at(value, at)
     message, at = _string_at(value, at)
-    return {"offset": offset, "reason": reason, "message": message}, at
+    return {"offset": offset, "taken_ms": taken_ms, "reason": reason, "message": message}, at
 
 
 def _ending_at(value: bytes, at: int) -> tuple[Ending, int]:

@@ -403,13 +403,13 @@ def _trail(trail: Trail) -> bytes:
             _array([_ending(ending) for ending in endings]) if endings else b"\0",
             _array([long(slot_ms) for slot_ms in trail["runs"]]) if trail["runs"] else b"\0",
             long(trail["queued_ms"]),
-            b"\0" if trail["answer"] is None else _answer(trail["answer"]),
+            _array([_answer(answer) for answer in trail["answers"]]) if trail["answers"] else b"\0",
         )
     )
 
 
 def _answer(answer: Answer) -> bytes:
-    return b"\2" + long(answer["offset"]) + _string(answer["reason"]) + _string(answer["message"])
+    return long(answer["offset"]) + long(answer["taken_ms"]) + _string(answer["reason"]) + _string(answer["message"])
 
 
 def _output(output: bytes | None) -> bytes:
