@@ -22,10 +22,10 @@ HOUR_MS = 3_600_000
 
 
 def flip(path: Path, every: int) -> None:
-    """Turns over a bit now and then, the end of the file left alone, where RocksDB looks at once."""
+    """Turns over a bit now and then, where the records are: behind them lie the filter and the index, at which RocksDB looks on opening."""
     data = bytearray(path.read_bytes())
     assert len(data) > 3_000, "nothing to damage"
-    for at in range(200, len(data) - 1_500, every):
+    for at in range(200, len(data) // 2, every):
         data[at] ^= 0x10
     path.write_bytes(bytes(data))
 
@@ -42,7 +42,9 @@ def tables(folder: Path, family: str) -> list[Path]:
 
 def damage(folder: Path, how: str) -> None:
     if how.startswith("bits flipped in"):
-        for table in tables(folder, how.split()[-1]):
+        found = tables(folder, how.split()[-1])
+        assert found, "no table to damage"
+        for table in found:
             flip(table, every=2_000)
     elif how == "tables gone":
         for table in folder.glob("*.sst"):

@@ -1,7 +1,8 @@
 """What a set of seeds must have exercised to prove anything: each kind of fault, and each thing that people and strangers do.
 
 A fault counts when it was done; what others do counts when it had its effect, as the topics show it. With a few hundred seeds nothing of
-all this is missing; where something is, the set is vacuous, and fails.
+all this is missing; where something is, the set is vacuous, and fails. A single seed may well do nothing at all: with the queue gone all
+the time no job is taken, and while all workers are held up no handler begins.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from typing import Final
 
 from duewheel.core.model import Closing, Result
 from duewheel.core.trail import expires_ms
-from duewheel.proof.history import BadRecordWritten, DeadLettered, DeathClosed, Defined, EnqueueInvoked, Event, Forgotten, OutcomeRecorded
+from duewheel.proof.history import (
+    BadRecordWritten,
+    DeadLettered,
+    DeathClosed,
+    Defined,
+    EnqueueInvoked,
+    Event,
+    Forgotten,
+    OutcomeRecorded,
+    Snapshot,
+    Started,
+)
 from tests.simulation.site import QUEUE, TOPOLOGY, Site
 from tests.simulation.weather import AT_CALLS, AT_TIMES, OFFSETS_RESET
 
@@ -31,6 +43,9 @@ DEEDS: Final = (
     "dead run dropped",
     "expired too early by a worker's clock",
     "dispatch deleted with its queue",
+    "job asked for",
+    "handler began",
+    "store compared",
     f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
     f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
 )
@@ -54,7 +69,12 @@ def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Coun
             letters.append((event.topic, event.partition, event.offset))
             met["command of a missing queue refused"] += event.reason == "unknown_queue" and event.job_id is not None
         elif isinstance(event, EnqueueInvoked):
+            met["job asked for"] += 1
             limits[event.job_id] = event.limits
+        elif isinstance(event, Started):
+            met["handler began"] += 1
+        elif isinstance(event, Snapshot):
+            met["store compared"] += event.witness == "store"
         elif isinstance(event, Forgotten):
             met["job forgotten"] += 1
             forgotten[event.job_id] = event.offset

@@ -64,11 +64,19 @@ def test_a_set_of_seeds_that_never_did_something_is_vacuous(monkeypatch: pytest.
 
     monkeypatch.setattr(command, "Trial", Boring)
     monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", str(SEEDS_MIN)])
-    for left_out in ("late", "job id used anew"):
+    for left_out in ("late", "job id used anew", "handler began"):
         assert command.main() == 1
         assert f"VACUOUS: never happened: {left_out}\n" in capsys.readouterr().out
     left_out = "something else"
     assert command.main() == 0
+
+
+@pytest.mark.parametrize("seed, never", [(101372, "handler began"), (200112, "job asked for")])
+def test_a_seed_that_never_did_something_is_no_failure_by_itself(seed: int, never: str) -> None:
+    """The queue is gone nearly all the time; others make up for it."""
+    trial = Trial(seed)
+    trial.run()
+    assert (trial.verdict, trial.met[never]) == ([], 0)
 
 
 def test_in_good_weather_everything_is_on_time() -> None:

@@ -221,7 +221,6 @@ class Trial:
         self.verdict += [f"{violation}" for violation in self.report.violations]
         if not self.site.failures:
             self.verdict += [f"not over: {line}" for line in self._unfinished()]
-            self.verdict += self.report.shortcomings
 
     def account(self) -> str:
         """What happened last, what is wrong, and how to repeat it."""

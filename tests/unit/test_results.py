@@ -233,7 +233,7 @@ class Desk:
 def sought(asked: Schedule | str, offset: int = 0, partition: int = 0) -> Sought:
     if isinstance(asked, str):
         return Sought(asked)
-    return Sought(asked["job_id"], partition, offset, asked["created_ms"], mark(asked), asked["on_conflict"])
+    return Sought(asked["job_id"], partition, offset, asked["created_ms"], mark(codec.encode_schedule(asked)), asked["on_conflict"])
 
 
 @pytest.fixture
@@ -501,6 +501,31 @@ def test_who_waits_for_a_job_waits_on_through_an_update(desk: Desk) -> None:
     desk.log.raw(b"da", codec.encode_definition({"generation": 2, "offset": 0, "schedule": updated}))
     desk.log.transaction(("s", "a", state("SUCCEEDED", generation=2)), taken=2)
     assert future.result(SOON_S).succeeded
+
+
+@pytest.mark.parametrize("differs", [{"queue": "other"}, {"headers": {"a": "b"}}, {"retention": timedelta(hours=1)}])
+def test_commands_of_one_millisecond_are_told_apart_by_all_they_say(desk: Desk, differs: dict[str, Any]) -> None:
+    first, second = command(on_conflict="reject"), command(on_conflict="reject", **differs)
+    desk.log.transaction(("d", "a", (1, first)), taken=1)
+    desk.log.transaction(taken=2)
+    assert desk.results.decision(sought(first), SOON_S) is Decision.CREATED
+    assert desk.results.decision(sought(second, 1), SOON_S) is Decision.REJECTED
+
+
+def test_what_0_1_0_defined_may_have_replaced_a_command_or_have_been_there_before(desk: Desk) -> None:
+    """It did not say which command it came from."""
+    asked = command(payload=2, on_conflict="replace")
+    value = codec.encode_definition({"generation": 2, "offset": -1, "schedule": command(payload=3)})
+    desk.log.raw(b"da", value)
+    desk.log.transaction(("s", "a", state("SUCCEEDED", generation=2)), taken=9)
+    with pytest.raises(JobReplaced, match="as generation 2, or the command that was to do it refused"):
+        desk.wait(asked, offset=5)
+
+
+def test_a_command_whose_job_is_gone_was_not_replaced_by_one_that_made_its_id_anew(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command(payload=2))), taken=9)
+    with pytest.raises(JobUnknown, match=r"the job a that was asked for is not known.*A later command made another job under its id"):
+        desk.wait(command(), offset=5)
 
 
 def test_a_redefinition_that_was_refused_is_not_taken_for_the_job_that_stays(desk: Desk) -> None:

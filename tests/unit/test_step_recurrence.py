@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duewheel.core.limits import DAY_MS, HOUR_MS, MINUTE_MS, RUNS_KEPT_MAX, SECOND_MS
+from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS, HOUR_MS, MINUTE_MS, RUNS_KEPT_MAX, SECOND_MS
 from duewheel.core.model import Cancel, Misfire, OnConflict, Outcome, Overlap, Phase, Recurrence, Redrive, Result, Schedule, State
 from duewheel.core.recurrence import jittered_ms, slots
 from duewheel.core.run_ids import parse, run_id
@@ -43,7 +43,9 @@ class World:
     def state(self, job_id: str) -> State | None:
         return self.states.get(job_id)
 
-    def step(self, *inputs: Schedule | Cancel | Redrive | Outcome, size_bytes_max: int = 10**7, catching_up: bool = False) -> Step:
+    def step(
+        self, *inputs: Schedule | Cancel | Redrive | Outcome, size_bytes_max: int = BATCH_BYTES_MAX, catching_up: bool = False
+    ) -> Step:
         step = Step(self, 0, self.token, self.now_ms, catching_up, splice_schedule=lambda *fields: repr(fields).encode())
         for record in inputs:
             if "due_ms" in record:
@@ -130,6 +132,9 @@ def at(minutes: float) -> int:
 
 def run(minutes: float) -> str:
     return run_id("a", at(minutes))
+
+
+LARGE: dict[str, Any] = {"task": "t", "content_type": "application/octet-stream", "payload": b"a" * 900_000, "headers": {}, "policy": None}
 
 
 # --- slots become runs ---
@@ -664,6 +669,100 @@ def test_a_slot_that_waits_its_turn_is_left_out_where_the_new_definition_knows_n
     world.end(run(0))
     world.run_until(at(20))
     assert (world.slots(), world.left_out()) == ([at(0), at(20)], (0, 1))
+
+
+def test_the_slot_that_waits_is_not_the_next_one_too_under_a_new_definition() -> None:
+    """The old one had handed out or queued all of its runs; the new one has more, and was made before the slot that waits."""
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE, runs_max=2)))
+    world.run_until(at(10.05))
+    again = every(10 * MINUTE_MS, overlap=Overlap.QUEUE, runs_max=100)
+    world.step(schedule(again, created_ms=at(9.99), on_conflict=OnConflict.REPLACE))
+    for slot in (0, 10, 20):
+        world.end(run(slot))
+        world.run_until(at(slot + 15))
+    assert (world.slots(), world.phase(), world.left_out()) == ([at(0), at(10), at(20), at(30)], Phase.WAITING, (0, 0))
+
+
+def test_a_slot_that_waits_is_left_out_where_the_new_definition_has_had_its_runs_already() -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE)))
+    world.run_until(at(11))
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE, runs_max=1), created_ms=at(11), on_conflict=OnConflict.REPLACE))
+    world.end(run(0))
+    world.run_until(at(30))
+    assert (world.slots(), world.phase(), world.left_out()) == ([at(0)], Phase.SUCCEEDED, (0, 1))
+
+
+@pytest.mark.parametrize("recurrence", [every(10 * MINUTE_MS, overlap=Overlap.QUEUE), None])
+def test_a_slot_that_waits_is_counted_where_a_definition_begins_anew(recurrence: Recurrence | None) -> None:
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE)))
+    world.run_until(at(11))
+    step = world.step(schedule(recurrence, due_ms=at(12), created_ms=at(11), on_conflict=OnConflict.REPLACE))
+    assert (world.left_out(), list(step.left_out)) == ((0, 1), ["a"])
+    world.end(run(0))
+    world.run_until(at(12))
+    assert [job_id for job_id, _ in world.dispatched] == [run(0), "a" if recurrence is None else run(12)]
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ALLOW, Overlap.SKIP])
+def test_slots_that_do_not_fit_into_the_step_of_a_new_definition_are_handed_out_under_it(overlap: str) -> None:
+    """An hour of nobody, and runs of a megabyte each."""
+    recurrence = every(MINUTE_MS, overlap=overlap, overlap_max=100, misfire=Misfire.ALL, misfire_max=100)
+    world = World()
+    world.step(schedule(recurrence, work=LARGE))
+    world.settle()
+    world.now_ms = at(60.5)
+    step = world.step(schedule(recurrence, work=LARGE, created_ms=at(60.5), on_conflict=OnConflict.REPLACE))
+    assert step.size_bytes < 2 * BATCH_BYTES_MAX
+    world.settle()
+    skipped = 60 if overlap == Overlap.SKIP else 0
+    assert (len(world.slots()), world.left_out()) == (61 - skipped, (0, skipped))
+
+
+@pytest.mark.parametrize("after", [every(7 * MINUTE_MS, overlap=Overlap.ALLOW), None])
+def test_slots_that_do_not_fit_and_that_the_new_definition_does_not_know_are_counted(after: Recurrence | None) -> None:
+    world = World()
+    world.step(schedule(every(MINUTE_MS, overlap=Overlap.ALLOW, overlap_max=100, misfire=Misfire.ALL, misfire_max=100), work=LARGE))
+    world.settle()
+    world.now_ms = at(60.5)
+    step = world.step(schedule(after, work=LARGE, due_ms=at(61), created_ms=at(60.5), on_conflict=OnConflict.REPLACE))
+    missed, overlapped = world.left_out()
+    assert (len(world.slots()) + missed, overlapped, list(step.left_out)) == (61, 0, ["a"])
+    assert missed > 0
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_job_that_is_over_and_defined_anew_with_its_anchor_does_not_begin_in_the_past(is_cancelled: bool) -> None:
+    """Its runs count on, and no slot of the time when it was over is run."""
+    runs_max = 10 if is_cancelled else 1
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, runs_max=runs_max)))
+    world.settle()
+    world.end(run(0))
+    world.now_ms = at(5)
+    if is_cancelled:
+        world.step(cancel())
+    assert world.phase() == (Phase.CANCELLED if is_cancelled else Phase.SUCCEEDED)
+    world.run_until(at(55))
+    world.step(schedule(every(10 * MINUTE_MS, runs_max=2), created_ms=at(55), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(90))
+    assert (world.slots(), world.phase(), world.left_out()) == ([at(0), at(60)], Phase.SUCCEEDED, (0, 0))
+
+
+@pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.QUEUE])
+def test_a_run_whose_end_is_not_read_yet_leaves_no_slot_out_because_a_definition_comes(overlap: str) -> None:
+    """The run ended before the slot; its owner was down then, and reads commands and outcomes in whichever order when it is back."""
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, overlap=overlap)))
+    world.settle()
+    world.now_ms = at(10.6)
+    again = schedule(every(10 * MINUTE_MS, overlap=overlap), created_ms=at(10.5), on_conflict=OnConflict.REPLACE)
+    world.step(again, catching_up=True)
+    world.end(run(0))
+    world.run_until(at(12))
+    assert (world.slots(), world.left_out()) == ([at(0), at(10)], (0, 0))
 
 
 def test_a_run_that_goes_on_is_not_replaced_by_itself() -> None:

@@ -222,8 +222,9 @@ class Client:
         )  # fmt: skip
         command = self._schedule(job)
         job_id, due_ms = command["job_id"], command["due_ms"]
-        partition, offset = self._log.append(job_id.encode(), self._encode_schedule(command))
-        sought = Sought(job_id, partition, offset, command["created_ms"], mark(command), command["on_conflict"])
+        encoded = self._encode_schedule(command)
+        partition, offset = self._log.append(job_id.encode(), encoded)
+        sought = Sought(job_id, partition, offset, command["created_ms"], mark(encoded), command["on_conflict"])
         return JobHandle(job_id, due_ms, partition, offset, self._results, sought)
 
     def handle(self, job_id: str) -> JobHandle:

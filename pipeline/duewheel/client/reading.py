@@ -173,12 +173,12 @@ class JobResult:
         return None if self.output is None else json.loads(self.output)
 
 
-Mark: TypeAlias = tuple[int, int, bytes]
+Mark: TypeAlias = bytes
 
 
-def mark(command: Schedule) -> Mark:
-    """What tells a command from all others of its job id, whichever version of the schema it is written in."""
-    return command["created_ms"], command["due_ms"], blake2b(command["work"]["payload"], digest_size=8).digest()
+def mark(command: bytes) -> Mark:
+    """What tells a command from all others, encoded as this version does: with the same mark it is the same command."""
+    return blake2b(command, digest_size=16).digest()
 
 
 class Asks(Enum):
@@ -212,8 +212,9 @@ class Sought(NamedTuple):
 
 
 class StateCodec(Protocol):
-    """What is needed of a codec. Each raises UndecodableRecord."""
+    """What is needed of a codec. Each that decodes raises UndecodableRecord."""
 
+    def encode_schedule(self, record: Schedule) -> bytes: ...
     def decode_definition(self, value: bytes | None) -> Definition: ...
     def decode_state(self, value: bytes | None) -> State: ...
     def decode_progress(self, value: bytes | None) -> Progress: ...
@@ -475,9 +476,9 @@ class Reading:
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
-                return JobReplaced(f"job {sought.job_id} was defined anew, as generation {defined.generation}, since it was asked for")
-            if defined.offset < sought.offset and (sought.asks is Asks.DECISION or sought.on_conflict != OnConflict.IGNORE):
-                return _met(sought)
+                return _overtaken(sought, defined)
+            if sought.offset >= 0 and (sought.asks is Asks.DECISION or sought.on_conflict != OnConflict.IGNORE):
+                return _met(sought, defined)
             return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
             return error
@@ -557,7 +558,7 @@ class Reading:
             definition = self._codec.decode_definition(seen.definition)
             schedule, generation = definition["schedule"], definition["generation"]
             replaced = generation > 1 and schedule["on_conflict"] == OnConflict.REPLACE
-            seen.defined = _Defined(generation, definition["offset"], mark(schedule), replaced)
+            seen.defined = _Defined(generation, definition["offset"], mark(self._codec.encode_schedule(schedule)), replaced)
             seen.definition = None
         return seen.defined
 
@@ -572,9 +573,23 @@ class Reading:
         return "nothing is known of it"
 
 
-def _met(sought: Sought) -> Answer:
+def _overtaken(sought: Sought, defined: _Defined) -> Answer:
+    """What became of a command where a later one defined the job."""
+    job_id = sought.job_id
+    if defined.replaced:
+        return JobReplaced(f"job {job_id} was defined anew, as generation {defined.generation}, since it was asked for")
+    return JobUnknown(
+        f"the job {job_id} that was asked for is not known: its command was refused, and a dead letter says why (duewheel tail), or it "
+        "ended and was forgotten. A later command made another job under its id"
+    )
+
+
+def _met(sought: Sought, defined: _Defined) -> Answer:
     """What became of a command that met an older definition of its id, which still holds."""
     job_id = sought.job_id
+    if sought.on_conflict == OnConflict.REPLACE and defined.offset < 0:
+        # Written by 0.1.0, which did not say by which command: it may as well be a later one.
+        return JobReplaced(f"job {job_id} was defined anew, as generation {defined.generation}, or the command that was to do it refused")
     if sought.on_conflict == OnConflict.REPLACE:
         return JobUnknown(
             f"the command that was to define job {job_id} anew was refused, and a dead letter says why (duewheel tail); the job is what it "

@@ -23,7 +23,7 @@ A definition that follows another of the same job begins where that one stood (`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from duewheel.core.limits import OVERLAP_MAX_DEFAULT
 from duewheel.core.model import Overlap, Recurrence, RecurrenceKind
@@ -43,6 +43,7 @@ class Look(NamedTuple):
         queued_ms: the slot that waits for what goes on; 0 for none.
         wake_ms: when to look again; 0: when a run ends, or never (`is_finished`).
         is_finished: no slot will ever come again.
+        unfit: for how many of those that are to be run there was no room in this step; `pending_ms` is the first of them.
     """
 
     fire: tuple[int, ...]
@@ -53,6 +54,7 @@ class Look(NamedTuple):
     queued_ms: int
     wake_ms: int
     is_finished: bool
+    unfit: int = 0
 
 
 class Start(NamedTuple):
@@ -61,14 +63,15 @@ class Start(NamedTuple):
     Attributes:
         pending_ms, queued_ms, wake_ms: as in `Look`.
         handed_out: how many runs were handed out that count.
-        overlapped: how many slots are left out.
     """
 
     pending_ms: int
     queued_ms: int
     wake_ms: int
     handed_out: int
-    overlapped: int = 0
+
+
+_OF_SLOTS: Final = ("kind", "every_ms", "expression", "zone", "start_ms", "end_ms")
 
 
 def _ran_never(slot_ms: int) -> bool:
@@ -117,7 +120,7 @@ def look(
         fire = line
     replaced = tuple(going) if fire and overlap == Overlap.REPLACE else ()
     if len(fire) > fits:
-        return Look(fire[:fits], replaced, decision.skipped, overlapped, fire[fits], queued_ms, now_ms, False)
+        return Look(fire[:fits], replaced, decision.skipped, overlapped, fire[fits], queued_ms, now_ms, False, len(fire) - fits)
     next_ms, wake_ms = decision.next_ms, decision.next_ms
     if runs_max and handed_out + len(fire) + (queued_ms > 0) >= runs_max:
         next_ms = wake_ms = 0
@@ -132,6 +135,11 @@ def after_end(recurrence: Recurrence, anchor_ms: int, queued_ms: int, now_ms: in
     With EVERY_AFTER, and no slot that waits, this is the next slot.
     """
     return now_ms if queued_ms else next_slot_ms(recurrence, anchor_ms, now_ms)
+
+
+def has_same_slots(recurrence: Recurrence, other: Recurrence) -> bool:
+    """Whether both have the same slots, given the same anchor, whatever they do about them."""
+    return all(recurrence[field] == other[field] for field in _OF_SLOTS)
 
 
 def take_over(
@@ -152,19 +160,22 @@ def take_over(
         pending_ms: its next slot, with EVERY_AFTER; 0 where that is not known.
         is_waiting_for_end: with EVERY_AFTER, whether its next slot comes when what goes on has ended.
         decided_ms: up to when it has decided about its slots.
+
+    Returns:
+        How it begins; where that says of no slot that it waits, the one that waited is left out.
     """
-    overlapped = 0
-    if queued_ms and recurrence["overlap"] != Overlap.QUEUE:
-        queued_ms, overlapped = 0, 1
-    if recurrence["runs_max"] and handed_out + (queued_ms > 0) >= recurrence["runs_max"]:
-        return Start(0, queued_ms, 0, handed_out, overlapped)
+    decided_ms, runs_max = max(decided_ms, queued_ms), recurrence["runs_max"]
+    if queued_ms and (recurrence["overlap"] != Overlap.QUEUE or 0 < runs_max <= handed_out):
+        queued_ms = 0  # it is left out
+    if runs_max and handed_out + (queued_ms > 0) >= runs_max:
+        return Start(0, queued_ms, 0, handed_out)
     if recurrence["kind"] == before["kind"] == RecurrenceKind.EVERY_AFTER:
         if is_waiting_for_end:
-            return Start(pending_ms, queued_ms, 0, handed_out, overlapped)
+            return Start(pending_ms, queued_ms, 0, handed_out)
         if pending_ms > decided_ms and not 0 < recurrence["end_ms"] <= pending_ms:
-            return Start(pending_ms, queued_ms, pending_ms, handed_out, overlapped)
+            return Start(pending_ms, queued_ms, pending_ms, handed_out)
     next_ms = next_slot_ms(recurrence, anchor_ms, decided_ms)
-    return Start(next_ms, queued_ms, next_ms, handed_out, overlapped)
+    return Start(next_ms, queued_ms, next_ms, handed_out)
 
 
 def _room(recurrence: Recurrence, going: int, queued_ms: int) -> int:

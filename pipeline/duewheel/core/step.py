@@ -68,6 +68,7 @@ from duewheel.core.model import (
     Limits,
     OnConflict,
     Outcome,
+    Overlap,
     Phase,
     Recurrence,
     RecurrenceKind,
@@ -78,7 +79,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.overlap import Look, Start, after_end, look, take_over
+from duewheel.core.overlap import Look, Start, after_end, has_same_slots, look, take_over
 from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
@@ -269,13 +270,21 @@ class _Before(NamedTuple):
     """How a recurring job stood whose next definition has come.
 
     Attributes:
+        pending_ms, queued_ms: as in `overlap.Look`.
+        handed_out: how many runs were handed out.
+        is_waiting_for_end: with EVERY_AFTER, whether its next slot comes when what goes on has ended.
         decided_ms: up to when it has decided about its slots.
+        unfit: how many slots before the next definition are to be run, and had no room in this step.
     """
 
     due_ms: int
     recurrence: Recurrence
-    state: State
+    pending_ms: int
+    queued_ms: int
+    handed_out: int
+    is_waiting_for_end: bool
     decided_ms: int
+    unfit: int
 
 
 @dataclass(slots=True)
@@ -359,7 +368,7 @@ class Step:
                 self.counts.conflicts += 1
                 raise _conflict(job_id, self._current(job_id, known))
             generation = known.generation + 1
-            was = self._concluded(job_id, known, record["created_ms"])
+            was = self._concluded(job_id, known, record)
             self._replace(job_id, known)
         due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
@@ -372,6 +381,8 @@ class Step:
             self._due[job_id] = None
         else:
             self.timers_set[timer_key(due_ms, job_id)] = None
+        if was is not None:
+            self._give_up_slots(job_id, defined, was)
 
     def cancel(self, record: Cancel) -> None:
         """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told.
@@ -559,9 +570,10 @@ class Step:
         if known.generation == 1 and record["on_conflict"] == OnConflict.REPLACE:
             # It replaced nothing, and is to say so however often it is updated: nobody asks its generation then.
             record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "on_conflict": OnConflict.IGNORE.value})
-        before = self._concluded(job_id, known, created_ms)
-        if state["phase"] == Phase.PAUSED and known.recurrence is not None:
-            before = _Before(known.due_ms, known.recurrence, state, state["slot_ms"] - 1)
+        if state["phase"] == Phase.PAUSED:
+            before = _paused(known, state)
+        else:
+            before = self._concluded(job_id, known, {**record, "created_ms": created_ms})
         self._replace(job_id, known)
         recurrence = record["recurrence"]
         self.size_bytes += len(command)
@@ -576,6 +588,8 @@ class Step:
             self._move(job_id, waiting, Phase.WAITING, trails.waking(state["trail"], wake_ms), state["error"])
         else:
             self.timers_set[timer_key(due_ms, job_id)] = None
+        if before is not None:
+            self._give_up_slots(job_id, defined, before)
         after = self._current(job_id, defined)
         if state["phase"] == Phase.PAUSED and after["phase"] == Phase.WAITING:
             self._pause(job_id, defined, after)
@@ -776,21 +790,38 @@ class Step:
 
     # --- recurring jobs ---
 
-    def _concluded(self, job_id: str, known: Defined, created_ms: int) -> _Before | None:
+    def _concluded(self, job_id: str, known: Defined, record: Schedule) -> _Before | None:
         """Lets a recurring job decide about its slots before its next definition was made, so that none of them is lost by that.
 
+        It leaves them to the next definition, if that has the same slots, where it cannot decide: what seems to go on may be over while
+        outcomes are unread; and more runs than fit into a step are handed out by others.
+
         Returns:
-            How it stood; None for a job that does not recur, or does so no longer.
+            How it stood; None for a job that does not recur.
         """
         recurrence, state = known.recurrence, self._current(job_id, known)
-        if recurrence is None or state["phase"] != Phase.WAITING or state["trail"] is None:
+        if recurrence is None:
             return None
-        until_ms = min(created_ms - 1, self.now_ms)
-        decided_ms = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1))
+        until_ms = min(record["created_ms"] - 1, self.now_ms)
+        trail = state["trail"]
+        if state["phase"] != Phase.WAITING or trail is None:
+            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, max(until_ms, state["changed_ms"]), 0)
+        decided_ms, unfit = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1)), 0
+        after = record["recurrence"]
+        goes_on = after is not None and known.due_ms == record["due_ms"] and has_same_slots(recurrence, after)
         if state["slot_ms"] <= until_ms:
-            upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
-            self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
-        return _Before(known.due_ms, recurrence, self._current(job_id, known), decided_ms)
+            is_uncertain = self.catching_up and recurrence["overlap"] != Overlap.ALLOW and self._going(job_id, trail["runs"])
+            if not (goes_on and is_uncertain):
+                upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
+                unfit = self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
+                state = self._current(job_id, known)
+            if goes_on and (unfit or is_uncertain):
+                decided_ms, unfit = state["slot_ms"] - 1, 0
+        trail = state["trail"]
+        assert trail is not None
+        is_waiting_for_end = state["phase"] == Phase.WAITING and not trail["wake_ms"]
+        handed_out = state["attempt"]
+        return _Before(known.due_ms, recurrence, state["slot_ms"], trail["queued_ms"], handed_out, is_waiting_for_end, decided_ms, unfit)
 
     def _recur(self, job_id: str, known: Defined, recurrence: Recurrence, before: _Before | None) -> None:
         """Lets a job wait for its first slot: of this definition, or, where it has the anchor of the one before, the first that nothing was
@@ -801,32 +832,42 @@ class Step:
             first_ms = first_slot_ms(recurrence, known.due_ms)
             start = Start(first_ms, 0, first_ms, 0)
         else:
-            trail = before.state["trail"]
-            assert trail is not None
             start = take_over(
                 recurrence,
                 known.due_ms,
                 before.recurrence,
-                pending_ms=before.state["slot_ms"],
-                queued_ms=trail["queued_ms"],
-                handed_out=before.state["attempt"],
-                is_waiting_for_end=before.state["phase"] not in TERMINAL and not trail["wake_ms"],
+                pending_ms=before.pending_ms,
+                queued_ms=before.queued_ms,
+                handed_out=before.handed_out,
+                is_waiting_for_end=before.is_waiting_for_end,
                 decided_ms=before.decided_ms,
             )
-        if start.overlapped:
-            self.counts.slots_overlapped += start.overlapped
-            self.left_out[job_id] = None
-        slot_ms = start.pending_ms or start.queued_ms or (waiting if before is None else before.state)["slot_ms"]
+        slot_ms = start.pending_ms or start.queued_ms or (before.pending_ms if before is not None else 0) or waiting["slot_ms"]
         is_finished = not (start.pending_ms or start.queued_ms)
         changes: Any = {"slot_ms": slot_ms, "attempt": start.handed_out}
         self._await(job_id, waiting, start.wake_ms, runs, start.queued_ms, is_finished=is_finished, **changes)
         self._resume(job_id, known, recurrence)  # where it waits for runs that are over
 
-    def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> None:
-        """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one."""
+    def _give_up_slots(self, job_id: str, known: Defined, before: _Before) -> None:
+        """Counts the slots that nobody will run any more, because of a new definition."""
+        state = self._current(job_id, known)
+        trail = state["trail"]
+        still_queued = trail["queued_ms"] if trail is not None and known.recurrence is not None else 0
+        overlapped = int(0 < before.queued_ms != still_queued)
+        self.counts.slots_missed += before.unfit
+        self.counts.slots_overlapped += overlapped
+        if before.unfit or overlapped:
+            self.left_out[job_id] = None
+
+    def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> int:
+        """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one.
+
+        Returns:
+            How many did not fit.
+        """
         trail = state["trail"]
         if trail is None or state["phase"] != Phase.WAITING or not 0 < trail["wake_ms"] <= self.now_ms:
-            return
+            return 0
         queued_ms, slot_ms, handed_out = trail["queued_ms"], state["slot_ms"], state["attempt"]
         going = self._going(job_id, trail["runs"])
         found = look(
@@ -850,6 +891,7 @@ class Step:
         for replaced_ms in found.replaced:
             self._replace_run(run_id(job_id, replaced_ms))
         self._resume(job_id, known, recurrence)  # where all of these runs are over already
+        return found.unfit
 
     def _count(self, job_id: str, found: Look) -> None:
         self.counts.slots_fired += len(found.fire)
@@ -1146,6 +1188,15 @@ class Step:
         traceback = error["traceback"][:ERROR_TRACEBACK_CHARS_MAX]
         self.size_bytes += len(message) + len(traceback)
         return {"type": kind, "message": message, "traceback": traceback}
+
+
+def _paused(known: Defined, state: State) -> _Before | None:
+    """How a paused job stands, which decides about no slot before it is resumed."""
+    recurrence, trail, slot_ms = known.recurrence, state["trail"], state["slot_ms"]
+    if recurrence is None:
+        return None
+    assert trail is not None
+    return _Before(known.due_ms, recurrence, slot_ms, trail["queued_ms"], state["attempt"], not trail["wake_ms"], slot_ms - 1, 0)
 
 
 def _crash_limit(crashes: int) -> Failure:

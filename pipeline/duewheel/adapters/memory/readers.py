@@ -248,20 +248,23 @@ class MemoryGroupReader(_Reading):
     def _beat_once(self) -> None:
         if self._closed or not self.process.reachable:
             return
-        busy = self._serving or bool(self._news)
         if not self._member[0]:
-            if not busy and not self._held:
+            if not self._is_busy() and not self._held:
                 logs = self._broker.topics.get(self._topic)
                 if logs is not None:
                     self._member = (self._group.join(self, len(logs)), self._member[1])
         elif self.process.world.now_us - self._polled_us > MAX_POLL_INTERVAL_US and not self._serving:
             self._group.leave(self._member[0])
             self._reset()
-        elif not self._group.heartbeat(*self._member, can_join=not busy):
+        elif not self._group.heartbeat(*self._member, can_join=not self._is_busy()):
             self._reset()
-        elif self._asks_again and not busy:
+        elif self._asks_again and not self._is_busy():  # the heartbeat may have brought what is to be let go of first
             self._asks_again = False
             self._group.rejoin(self._member[0])
+
+    def _is_busy(self) -> bool:
+        """Whether something is still to be told, or is being told, to its listener."""
+        return self._serving or bool(self._news)
 
     def _reset(self) -> None:
         """Is a member no longer. Until `lost` has been served in a poll, it names no member, and holds what it held.
