@@ -232,6 +232,8 @@ def test_a_job_is_paused_moved_updated_and_run_at_once(site: Site) -> None:
         assert (status.phase, status.generation) == ("PAUSED", 3)
         code, (paused, unknown) = shell("pause", "changing", "nobody")
         assert (code, paused["phase"], unknown["reason"]) == (1, "PAUSED", "unknown")
+        code, [updated] = shell("update", "changing", "4", "--attempts", "2")
+        assert (code, updated["phase"], updated["generation"]) == (0, "PAUSED", 4)
         assert shell("run-now", "changing")[0] == 0
         assert handle.wait(END_S).value == 8, "the handle waits on through all of this"
         with pytest.raises(ChangeRefused, match="job changing is over: SUCCEEDED") as refusal:

@@ -1,4 +1,4 @@
-"""`duewheel pause`, `resume`, `run-now` and `reschedule`: change a job that waits, and say how it stands then.
+"""`duewheel pause`, `resume`, `run-now`, `reschedule` and `update`: change a job that waits, and say how it stands then.
 
 Each asks by one command on the intake topic, and waits for the owner's answer, which is the job's state, written anew. What runs is not
 changed, nor what is over: then the answer says so, and the exit code is 1.
@@ -18,8 +18,9 @@ import click
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import cluster_options, option
 from duewheel.cli.history_lines import moment
+from duewheel.cli.job_options import update_options
 from duewheel.cli.times import duration, instant
-from duewheel.client import ChangeHandle, ChangeRefused, Client, JobStatus, JobUnknown
+from duewheel.client import ChangeHandle, ChangeRefused, Client, JobStatus, JobUnknown, Update
 from duewheel.core.model import Phase
 from duewheel.core.topology import Topology
 
@@ -138,3 +139,22 @@ def reschedule(job_id: str, at: datetime | int | None, delay: timedelta | None, 
       duewheel reschedule welcome-ada --delay 10m
     """
     _changed(**how, job_ids=(job_id,), ask=functools.partial(Client.reschedule, at=at, delay=delay))
+
+
+@click.command()
+@click.argument("job_id")
+@update_options
+@_answer_options
+def update(job_id: str, update: Update, **how: Any) -> None:
+    """Changes what is given of a job that waits or is paused, and leaves the rest as it is.
+
+    What belongs together is given anew as a whole: all headers; --attempts, --retry-… and --run-timeout; --expires-at, --total-timeout and
+    --crash-limit; and all that says when a job recurs. The defaults named here hold within what is given. Its task and its queue stay.
+
+    \b
+    Examples:
+      duewheel update welcome-ada '{"to": "ada@example.com"}'
+      duewheel update charge-7 --attempts 3 --retry-delay 1m
+      duewheel update nightly --cron "30 3 * * *" --tz Europe/Berlin
+    """
+    _changed(**how, job_ids=(job_id,), ask=functools.partial(Client.update, update=update))

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "resume": "duewheel.cli.changing:resume",
     "run-now": "duewheel.cli.changing:run_now",
     "reschedule": "duewheel.cli.changing:reschedule",
+    "update": "duewheel.cli.changing:update",
     "encode": "duewheel.cli.producing:encode",
     "processor": "duewheel.cli.processor:processor",
     "worker": "duewheel.cli.worker:worker",
