@@ -445,7 +445,7 @@ def _pauses(story: Story) -> list[Pause]:
                 until = record
         elif isinstance(record, Defined):
             if record.created_ms != created_ms:  # no update
-                until, anew = record, record if created_ms else None
+                until, anew = record, record if created_ms or record.generation > 1 else None
             created_ms = record.created_ms
         elif isinstance(record, Forgotten):
             until, anew, created_ms = record, None, 0
@@ -458,7 +458,7 @@ def _pauses(story: Story) -> list[Pause]:
         if begun is not None and until is not None:
             pauses.append(Pause(begun, token, until))
             begun = None
-        if begun is None and isinstance(record, StateWritten):
+        if isinstance(record, StateWritten) and (begun is None or (begun.offset == record.offset and record.phase == Phase.PAUSED)):
             token = max(token, record.token)
     return pauses if begun is None else [*pauses, Pause(begun, token, None)]
 

@@ -144,14 +144,16 @@ class CrashLimit(Invariant):
 
     def _round(self, story: Story, limit: int, dispatches: Sequence[Dispatched]) -> Iterator[Violation]:
         lost, job_id = 0, story.job_id
+        earlier = dispatches[0].attempt - 1 if dispatches and story.redefines else 0  # updated between two attempts, it goes on
         for number, dispatch in enumerate(dispatches):
             what = f"dispatch of job {job_id!r} with token {dispatch.token}"
             if dispatch.crashes >= limit or lost >= limit:
                 yield self.broken(job_id, f"the {what} came after {max(lost, dispatch.crashes)} crashes; the limit is {limit}", dispatch)
             elif dispatch.crashes < lost:
                 yield self.broken(job_id, f"the {what} tells of {dispatch.crashes} crashes; there were {lost}", dispatch)
-            elif dispatch.crashes > number:
-                yield self.broken(job_id, f"the {what} tells of {dispatch.crashes} crashes in {number} attempts", dispatch)
+            elif dispatch.crashes > number + earlier:
+                sentence = f"the {what} tells of {dispatch.crashes} crashes in {number + earlier} attempts"
+                yield self.broken(job_id, sentence, dispatch)
             outcome = story.deciding.get(dispatch.token)
             following = dispatches[number + 1] if number + 1 < len(dispatches) else None
             # A dispatch that the owner had given up as overdue before, which is no crash, has the same attempt once more.
