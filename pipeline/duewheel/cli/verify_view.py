@@ -74,7 +74,6 @@ _UNJUDGED: Final = {
     Unjudged.DISPATCHES: "the dispatches of their queue do not reach back far enough",
     Unjudged.DEAD_LETTERS: "the dead letters do not reach back far enough",
     Unjudged.REPEATED: "so many different commands were sent for one job that not all were held",
-    Unjudged.CHANGED: "they were updated, or run beside their slots, since they were asked for",
     Unjudged.REGISTRY: "in the format of a schema registry; name it with --schema-registry",
 }
 

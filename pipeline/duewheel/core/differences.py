@@ -65,7 +65,6 @@ class Unjudged(StrEnum):
     DISPATCHES = "dispatches"
     DEAD_LETTERS = "dead_letters"
     REPEATED = "repeated"  # so many different commands for one job that not all were held
-    CHANGED = "changed"  # defined anew by updates, which are not followed
     REGISTRY = "registry"  # in the format of a schema registry that was not named
 
 

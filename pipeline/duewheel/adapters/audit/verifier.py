@@ -34,7 +34,6 @@ from duewheel.core.audit import Audit
 from duewheel.core.differences import Difference, Fact, Kind, Unjudged
 from duewheel.core.errors import BadConfiguration, Reason, StoreDamaged, UndecodableRecord
 from duewheel.core.judgement import judge
-from duewheel.core.model import Action
 from duewheel.core.run_ids import home
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE, StoreAudit
 from duewheel.core.topology import Topology
@@ -352,8 +351,8 @@ class Verifier:
             part.audit.cancel(command["job_id"], written_ms)
         elif name == "drop":
             part.audit.drop(command["job_id"])
-        elif name == "change" and command["action"] in (Action.UPDATE, Action.RUN_NOW):
-            part.audit.unread(command["job_id"], Unjudged.CHANGED)
+        elif name == "change":
+            part.audit.change(record.offset(), command)
 
     def _take_outcome(self, part: _Part, record: Record) -> None:
         outcome = self._codec.decode_outcome(record.value())
