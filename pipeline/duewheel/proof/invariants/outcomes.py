@@ -221,8 +221,8 @@ def _is_paused(story: Story, run: Run) -> bool:
 def _is_given(record: Defined, story: Story, updates: Sequence[ChangeInvoked]) -> bool:
     """Whether the due time of a definition is one that was asked for: at first, by an update, or by asking for it at once."""
     known = {enqueue.due_ms for enqueue in story.enqueues} | {change.due_ms for change in updates if change.due_ms}
-    at_once = (change.at_ms for change in updates if change.action == Action.RUN_NOW)
-    return record.due_ms in known or any(at_ms <= record.due_ms <= record.at_ms for at_ms in at_once)
+    at_once = any(change.action == Action.RUN_NOW for change in updates)
+    return record.due_ms in known or (at_once and record.due_ms <= record.at_ms)  # by its owner's clock, which may be behind
 
 
 def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId, begins_ms: int) -> bool:
