@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "run-now": "duewheel.cli.changing:run_now",
     "reschedule": "duewheel.cli.changing:reschedule",
     "update": "duewheel.cli.changing:update",
+    "schedules": "duewheel.cli.schedules:schedules",
     "encode": "duewheel.cli.producing:encode",
     "processor": "duewheel.cli.processor:processor",
     "worker": "duewheel.cli.worker:worker",
