@@ -1,6 +1,8 @@
 """Duewheel: a distributed job scheduler on Kafka."""
 
 from duewheel.client import (
+    ChangeHandle,
+    ChangeRefused,
     Client,
     Decision,
     Delivery,
@@ -11,8 +13,10 @@ from duewheel.client import (
     JobHandle,
     JobReplaced,
     JobResult,
+    JobStatus,
     JobUnknown,
     Scheduled,
+    Update,
 )
 from duewheel.core.retry import RetryPolicy
 from duewheel.wiring import connect
@@ -32,6 +36,8 @@ from duewheel.worker.verdicts import (
 __all__ = [
     "App",
     "Cancelled",
+    "ChangeHandle",
+    "ChangeRefused",
     "Client",
     "Context",
     "Decision",
@@ -45,6 +51,7 @@ __all__ = [
     "JobHandle",
     "JobReplaced",
     "JobResult",
+    "JobStatus",
     "JobUnknown",
     "ProcessDied",
     "ResultTooLarge",
@@ -54,5 +61,6 @@ __all__ = [
     "Scheduled",
     "Snooze",
     "UnknownTask",
+    "Update",
     "connect",
 ]

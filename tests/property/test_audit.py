@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duewheel.core.limits import DAY_MS, MINUTE_MS
-from duewheel.core.model import OnConflict, Result
+from duewheel.core.model import Action, OnConflict, Result
 from duewheel.core.step import ADMITTED, Admission
 from duewheel.core.store_audit import PROGRESS
 from tests.audit_world import START_MS, DictStore, Life, differences, schedule, store_differences
@@ -35,7 +35,19 @@ others = st.one_of(
     st.tuples(st.just("queue"), st.booleans()),
     st.tuples(st.just("topic"), st.sampled_from([ADMITTED, Admission(1), Admission(MINUTE_MS), Admission(refused="no")])),
 )
-histories = st.lists(st.one_of(schedules, schedules, outcomes, outcomes, waits, waits, others), min_size=3, max_size=40)
+changes = st.tuples(
+    st.just("change"),
+    jobs,
+    st.one_of(
+        st.tuples(st.sampled_from([Action.PAUSE, Action.RESUME, Action.RUN_NOW]), st.just({})),
+        st.tuples(st.just(Action.UPDATE), st.fixed_dictionaries({"payload": st.sampled_from([b"1", b"2", b"3"])})),
+        st.tuples(st.just(Action.UPDATE), st.fixed_dictionaries({"due_ms": st.sampled_from([START_MS, START_MS + 700])})),
+        st.tuples(
+            st.just(Action.UPDATE), st.fixed_dictionaries({"limits": limits.filter(bool), "retention_ms": st.sampled_from([0, 400])})
+        ),
+    ),
+)
+histories = st.lists(st.one_of(schedules, schedules, outcomes, outcomes, waits, waits, others, changes, changes), min_size=3, max_size=40)
 
 
 def live(history: list[tuple[Any, ...]]) -> Life:
@@ -55,6 +67,9 @@ def live(history: list[tuple[Any, ...]]) -> Life:
             life.has_queue = what[0]
         elif kind == "topic":
             life.takes = what[0]
+        elif kind == "change":
+            job_id, (action, given) = what
+            life.modify(action, job_id, **given)
         elif kind == "forget":
             life.forget(what[0])
         elif kind == "overdue":

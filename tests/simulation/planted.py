@@ -83,6 +83,8 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
     "a record delivered without a word to the changelog": (
         Bug(Step, "_deliver", "self._move(job_id, state, after, None, attempt=1, token=self.token, slot_ms=known.due_ms)", "after"),
     ),
+    "a pause is answered and not obeyed": (Bug(Step, "_pause", 'if state["phase"] == Phase.PAUSED:', "if state:"),),
+    "only the last answer is written": (Bug(Step, "_write_answers", "answers[-ANSWERS_MAX:]", "answers[-1:]"),),
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),
     "producer reused after an unknown commit": (
         Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),

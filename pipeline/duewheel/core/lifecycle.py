@@ -7,7 +7,7 @@ ARCHITECTURE.md is printed from this one (`python -m duewheel.core.lifecycle`).
                      RETRY, SNOOZED
              ┌─────────────────────────────┐
              ▼                             │
-    ┌──► WAITING ──DUE──► DISPATCHED ──STARTED──► RUNNING ⟲ HEARTBEAT
+    ┌──► WAITING ──DUE──► DISPATCHED ──STARTED──► RUNNING ⟲ HEARTBEAT       WAITING ──PAUSE──► PAUSED ──RESUME──► WAITING
     │        │                └──────────┬───────────┘
     │        │     LOST, INTERRUPTED, OVERDUE, LEASE_EXPIRED: DISPATCHED again, with a higher token
     │        │                           │
@@ -29,6 +29,9 @@ dispatch may have nowhere to go: PARKED says that its queue cannot take it just 
 WAITING, whatever became of the one before.
 
 A job that is a record to deliver has no attempts: it is WAITING until the transaction that puts the record on its topic: DELIVERED.
+
+PAUSED is a job that waits, and not for its time: nobody looks at it until it is resumed, and then it is WAITING again. What runs cannot be
+paused.
 
 A recurring job is never dispatched, since each of its runs is a job of its own, which goes this way. It is WAITING until its last slot is
 past: FINISHED.
@@ -66,6 +69,8 @@ class Event(StrEnum):
     REPLACED = "REPLACED"
     PARKED = "PARKED"
     REDRIVE = "REDRIVE"
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
     FINISHED = "FINISHED"  # of a recurring job: no slot is left
     DELIVERED = "DELIVERED"  # of a record to deliver: it is on its topic
 
@@ -99,6 +104,10 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
     (Phase.WAITING, Event.FINISHED): Phase.SUCCEEDED,
     (Phase.WAITING, Event.DELIVERED): Phase.SUCCEEDED,
+    (Phase.WAITING, Event.PAUSE): Phase.PAUSED,
+    (Phase.PAUSED, Event.RESUME): Phase.WAITING,
+    (Phase.PAUSED, Event.CANCEL): Phase.CANCELLED,
+    (Phase.PAUSED, Event.FINISHED): Phase.SUCCEEDED,
     **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},
     **{(Phase.RUNNING, event): after for event, after in _HANDED_OUT.items()},
     (Phase.RUNNING, Event.LEASE_EXPIRED): Phase.DISPATCHED,

@@ -234,6 +234,7 @@ class Partition:
             self._codec.splice_schedule,
             may_deliver,
             self._codec.decode_content,
+            self._codec.revise_schedule,
         )
 
     def changes(self, step: Step, intake_offset: int, outcomes_offset: int) -> list[tuple[bytes, bytes | None]]:
@@ -345,7 +346,7 @@ class Partition:
         for job_id, state in self._swept:
             if state["phase"] in TERMINAL:
                 step.forget(job_id)
-            elif state["phase"] != Phase.WAITING:
+            elif state["phase"] not in (Phase.WAITING, Phase.PAUSED):
                 step.overdue(job_id, state["token"])
         self._swept = []
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 import structlog
@@ -429,19 +429,15 @@ class Processor:
                         batch.refused.append(refuse(record, error))
                 else:
                     batch.refused.append(refuse(record, fault))
-            elif kind is Kind.CANCEL:
-                batch.step.cancel(what)
-            elif kind is Kind.REDRIVE:
-                try:
-                    batch.step.redrive(what)
-                except RejectedJob as error:
-                    batch.refused.append(refuse(record, error))
-            elif kind is Kind.DROP:
-                batch.step.drop(what)
             elif kind is Kind.FORWARD:
                 batch.forwarded.append((record, *what))
-            else:
+            elif kind is Kind.REFUSE:
                 batch.refused.append(what)
+            else:
+                try:
+                    _obey(batch.step, kind, offset, what)
+                except RejectedJob as error:
+                    batch.refused.append(refuse(record, error))
 
     def _fault(self, queue: str, delivery: Delivery | None) -> RejectedJob | None:
         """Why nothing may go where a job is to go; None where it may. A topic to deliver to that is missing may be made by then."""
@@ -726,3 +722,16 @@ def _same_partition_count(cluster: Cluster, topology: Topology) -> int:
         found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
         raise BadConfiguration(f"{found}; the three must have equally many partitions. Make them with: duewheel topics apply")
     return counts[topology.intake]
+
+
+def _obey(step: Step, kind: Kind, offset: int, what: Any) -> None:
+    """A command other than a Schedule."""
+    match kind:
+        case Kind.CANCEL:
+            step.cancel(what)
+        case Kind.REDRIVE:
+            step.redrive(what)
+        case Kind.DROP:
+            step.drop(what)
+        case Kind.CHANGE:
+            step.change(what, offset)
