@@ -220,6 +220,7 @@ def redrive_acknowledged_and_ignored(scene: Scene) -> None:
     scene.drop(*story.closings, *story.forgotten, *(s for s in story.states if s.offset > death.offset))
     of_them: list[Any] = [*story.dispatches, *story.starts, *story.effects, *story.outcomes, *story.deaths]
     scene.drop(*(event for event in of_them if event.token > token))
+    scene.drop(*(effect for effect in story.effects if not effect.accepted))
 
 
 @breaks("NoLoss")
@@ -588,7 +589,7 @@ def defined_twice(scene: Scene) -> None:
 
 
 def _cancelled_while_waiting(scene: Scene) -> tuple[Story, StateWritten]:
-    story = scene.single(lambda s: not s.dispatches and _ended(s, Phase.CANCELLED) is not None)
+    story = scene.single(lambda s: not s.dispatches and not s.defined[0].delivers and _ended(s, Phase.CANCELLED) is not None)
     _forgotten_unsaid(scene, story)
     end = _ended(story, Phase.CANCELLED)
     assert end is not None
@@ -855,7 +856,7 @@ def _ran_long(scene: Scene) -> tuple[Story, Dispatched, OutcomeRecorded]:
         outcome = story.deciding.get(run.dispatches[0].token) if len(run.dispatches) == 1 else None
         return bool(leases) and outcome is not None and outcome.at_ms <= max(leases)
 
-    story = scene.single(lambda s: _ended(s, Phase.SUCCEEDED) is not None and in_time(s))
+    story = scene.single(lambda s: _ended(s, Phase.SUCCEEDED) is not None and not s.cancels and in_time(s))
     dispatch = story.dispatches[0]
     return story, dispatch, story.deciding[dispatch.token]
 
