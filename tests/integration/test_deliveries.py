@@ -119,37 +119,33 @@ def test_each_record_is_there_once_and_none_early_although_a_processor_is_killed
     assert {found[job_id].value() for job_id in found if job_id.startswith("ticks@")} == {b"tick"}
 
 
-@pytest.mark.parametrize(
-    "config, bad, said",
-    [
-        ({"max.message.bytes": "2000"}, {"payload": os.urandom(5_000), "key": b"k"}, "size too large"),
-        ({"cleanup.policy": "compact"}, {"payload": b"v", "key": None}, "validate record"),
-    ],
-)
 def test_what_a_topic_refuses_holds_up_nobody_and_dies_with_what_the_broker_said(
-    desk: Desk, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, config: dict[str, str], bad: dict[str, Any], said: str
+    desk: Desk, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "PARKED_MS", 100)  # it rests for 35 s altogether
-    topic = make_topic("picky", **config)
+    monkeypatch.setattr(lanes, "PARKED_MS", 100)  # else they rest for 35 s altogether
+    monkeypatch.setattr(lanes, "ROUNDS_MAX", 2)
+    topic = make_topic("picky", **{"max.message.bytes": "2000", "cleanup.policy": "compact"})
     processor = desk.active(deliver_to=["out.*"])
     witness = Witness(desk.kafka.bootstrap_servers, topic)
-    due_ms, good = now_ms() + 300, {f"good-{n}": b"k%d" % n for n in range(60)}
-    records = []
+    good: dict[str, Any] = {f"good-{n}": (b"k%d" % n, b"x" * 100) for n in range(60)}
+    records = [*list(good.items())[:30], ("large", (b"k", os.urandom(5_000))), ("keyless", (None, b"v")), *list(good.items())[30:]]
+    due_ms = now_ms() + 300
     with capture_logs() as logs:
-        for job_id, key in [*list(good.items())[:30], ("bad", bad["key"]), *list(good.items())[30:]]:
-            payload = bad["payload"] if job_id == "bad" else b"x" * 100
-            records.append(raw_schedule(job_id, due_ms, payload=payload, delivery={"topic": topic, "key": key, "tombstone": False}))
-        desk.publish(records)
+        desk.publish(
+            raw_schedule(job_id, due_ms, payload=value, delivery={"topic": topic, "key": key, "tombstone": False})
+            for job_id, (key, value) in records
+        )
         desk.drive(processor, until=lambda: witness.look() >= len(good))
-        desk.drive(processor, until=desk.dead_runs)
+        desk.drive(processor, until=lambda: len(desk.dead_runs()) == 2)
     witness.close()
     assert witness.by_job().keys() == good.keys()
-    (death,) = desk.dead_runs()
-    assert (death["job_id"], death["reason"]) == ("bad", Reason.REFUSED)
-    error = death["state"]["error"]
-    assert error is not None
-    assert said in error["message"].lower()
-    assert {line["job_id"] for line in logs if line["event"] == "processor.queue_doubted"} == {"bad"}
+    deaths = {death["job_id"]: death for death in desk.dead_runs()}
+    assert {death["reason"] for death in deaths.values()} == {Reason.REFUSED}
+    for job_id, said in (("large", "size too large"), ("keyless", "validate record")):
+        error = deaths[job_id]["state"]["error"]
+        assert error is not None
+        assert said in error["message"].lower()
+    assert {line["job_id"] for line in logs if line["event"] == "processor.queue_doubted"} == {"large", "keyless"}
     assert desk.phases()["good-0"] == Phase.SUCCEEDED
     desk.leave(processor)
     desk.check_stores("a")
