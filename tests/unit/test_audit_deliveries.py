@@ -12,6 +12,7 @@ from duewheel.core.audit import Audit
 from duewheel.core.differences import Kind, Unjudged
 from duewheel.core.judgement import judge
 from duewheel.core.limits import DAY_MS
+from duewheel.core.model import Action
 from duewheel.core.step import ADMITTED, Admission
 from tests.audit_world import HOUR_MS, START_MS, DictStore, Life, differences, fold, outcome, schedule, store_differences
 from tests.recurring import every
@@ -134,6 +135,18 @@ def test_a_delivery_that_may_have_been_forgotten_in_time_is_counted_and_not_gues
     fold(life.logs, audit)
     assert [*audit.drained(), *judge(audit, life.now_ms + HOUR_MS + 120_000)] == []
     assert audit.unjudged[Unjudged.STATE] >= 1
+
+
+def test_a_delivery_that_was_brought_forward_and_is_gone_is_counted_and_not_guessed() -> None:
+    """Since when it was delivered early, it was forgotten early, too."""
+    life = lived()
+    life.takes = ADMITTED
+    life.command(delivery("soon", START_MS + 30 * DAY_MS, retention_ms=0))
+    life.modify(Action.RUN_NOW, "soon")
+    life.pass_time(1)
+    life.forget("soon")
+    assert life.state("soon") is None
+    assert differences(life.logs, life.now_ms + DAY_MS) == []
 
 
 def test_a_delivery_that_ended_before_its_time_is_unfounded() -> None:

@@ -20,7 +20,7 @@ from duewheel.core.commands import check_schedule
 from duewheel.core.errors import BadConfiguration, RejectedJob, UndecodableRecord
 from duewheel.core.errors import Reason as Reasons
 from duewheel.core.limits import DELIVERY_KEY_BYTES_MAX, HOUR_MS, PARKED_MS
-from duewheel.core.model import OnConflict, Phase
+from duewheel.core.model import Action, Change, OnConflict, Phase
 from duewheel.core.step import Reason, Step
 from duewheel.core.topology import keyed_partition
 from duewheel.core.wheel import timer_key
@@ -299,6 +299,51 @@ def test_a_record_that_is_defined_anew_is_delivered_as_the_newest_says() -> None
     cluster.now_ms += 5_000
     processor.turn(5)
     assert delivered(cluster) == [(0, b"k", b"new")]
+
+
+def change(cluster: World, job_id: str, action: Action, **fields: Any) -> None:
+    record: Any = dict.fromkeys(Change.__annotations__) | {"job_id": job_id, "created_ms": cluster.now_ms, "action": action}
+    command(cluster, job_id, codec.encode_change(record | fields))
+
+
+@pytest.mark.parametrize("made_ms", [START_MS + 5_000, START_MS - 1])
+def test_a_record_that_is_paused_and_updated_is_delivered_once_when_it_is_resumed(made_ms: int) -> None:
+    cluster, processor = world()  # it waits for its time, or for its topic
+    schedule(cluster, "a", made_ms, payload=b"old", delivery=TO_ORDERS)
+    processor.turn(3)
+    change(cluster, "a", Action.PAUSE)
+    processor.turn(3)
+    cluster.topics["orders"] = 1
+    pass_time(cluster, processor, 60_000)
+    assert delivered(cluster) == []
+    change(cluster, "a", Action.UPDATE, payload=b"new", content_type="application/octet-stream")
+    change(cluster, "a", Action.RESUME)
+    pass_time(cluster, processor, 60_000)
+    assert delivered(cluster) == [(0, b"k", b"new")]
+    assert phases(cluster, "a")[-1] == Phase.SUCCEEDED
+
+
+def test_a_record_can_be_had_at_once_and_a_recurring_one_beside_its_slots() -> None:
+    cluster, processor = world(orders=1)
+    schedule(cluster, "a", START_MS + HOUR_MS, payload=b"once", delivery=TO_ORDERS)
+    schedule(cluster, "r", START_MS + HOUR_MS, payload=b"tick", recurrence=every(HOUR_MS), delivery=TO_ORDERS)
+    processor.turn(3)
+    for job_id in "ar":
+        change(cluster, job_id, Action.RUN_NOW)
+    processor.turn(5)
+    assert sorted(value or b"" for _, _, value in delivered(cluster)) == [b"once", b"tick"]
+
+
+def test_an_update_that_would_make_no_sense_of_a_record_is_refused() -> None:
+    cluster, processor = world(orders=1)
+    schedule(cluster, "a", START_MS + HOUR_MS, payload=b"", delivery=to_orders(tombstone=True))
+    processor.turn(3)
+    change(cluster, "a", Action.UPDATE, payload=b"v", content_type="application/octet-stream")
+    processor.turn(3)
+    assert [letter["reason"] for letter in letters(cluster)] == [Reasons.BAD_DELIVERY]
+    change(cluster, "a", Action.RUN_NOW)
+    processor.turn(5)
+    assert delivered(cluster) == [(0, b"k", None)]
 
 
 def test_each_slot_of_a_recurring_delivery_is_delivered_once() -> None:
