@@ -31,7 +31,7 @@ TICKS: Final = 3
 PARTITIONS: Final = 3
 END_S: Final = 30.0
 # As long as a killed processor is waited for; our own broker allows this little, others six seconds.
-SESSION_MS: Final = 6_000 if os.environ.get("DUEWHEEL_TEST_BOOTSTRAP_SERVERS") else 2_000
+SESSION_MS: Final = 6_000 if os.environ.get("DUEWHEEL_TEST_BOOTSTRAP_SERVERS") else 1_500
 # They come due while the processor is killed: so many in each millisecond, from a moment after the last one was accepted.
 A_MILLISECOND: Final = 2
 
@@ -90,7 +90,7 @@ def test_each_record_is_there_once_and_none_early_although_a_processor_is_killed
         with duewheel.connect(kafka.bootstrap_servers, prefix=prefix) as client:
             with pytest.raises(JobUnknown, match="was refused"):
                 client.deliver("elsewhere", b"v").wait(END_S)
-            first_ms = now_ms() + 700
+            first_ms = now_ms() + 400
             due_ms = {f"d-{n}": first_ms + n // A_MILLISECOND for n in range(RECORDS)}
             client.schedule_many(
                 Delivery(topic, job_id, key=b"k-" + job_id.encode(), headers={"id": job_id}, at=at_ms, job_id=job_id)
@@ -127,8 +127,8 @@ def test_what_a_topic_refuses_holds_up_nobody_and_dies_with_what_the_broker_said
     topic = make_topic("picky", **{"max.message.bytes": "2000", "cleanup.policy": "compact"})
     processor = desk.active(deliver_to=["out.*"])
     witness = Witness(desk.kafka.bootstrap_servers, topic)
-    good: dict[str, Any] = {f"good-{n}": (b"k%d" % n, b"x" * 100) for n in range(60)}
-    records = [*list(good.items())[:30], ("large", (b"k", os.urandom(5_000))), ("keyless", (None, b"v")), *list(good.items())[30:]]
+    good: dict[str, Any] = {f"good-{n}": (b"k%d" % n, b"x" * 100) for n in range(24)}
+    records = [*list(good.items())[:12], ("large", (b"k", os.urandom(5_000))), ("keyless", (None, b"v")), *list(good.items())[12:]]
     due_ms = now_ms() + 300
     with capture_logs() as logs:
         desk.publish(

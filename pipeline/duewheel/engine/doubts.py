@@ -16,7 +16,8 @@ it goes on with sequence numbers behind those that were refused, and the broker 
 If a transaction without any dispatch fails, it was never the queues: none is doubted any more.
 
 A topic that records are delivered to is a queue here, its lane. But one may take most records and refuse another for what that is. So a
-lane is tried with one record, and that is blamed, not the lane: see `lanes`.
+lane is tried with one record, and that is blamed, not the lane: see `lanes`. Where the brokers say that it was the size or the form of a
+record, lanes are doubted at once.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class Doubts:
             self._doubt(narrow, steady_ms)
             if len(narrow) == 1:
                 self._blame(narrow[0], steady_ms, error, is_by_value)
+        elif is_by_value and (lanes := [queue for queue in queues if queue.startswith(LANE)]):
+            self._doubt(lanes, steady_ms)  # what others put there is more likely to be so than what we make
         else:
             self._marks |= {queue: self._marks.get(queue, 0) + _MARK for queue in queues}
             suspects = [queue for queue in queues if self._marks[queue] >= _MARKS_MAX]

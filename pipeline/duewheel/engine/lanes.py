@@ -7,7 +7,7 @@ they are committed, and one again as soon as one fails. A record that fails alon
 so three times in a row (for the reason that `doubts` gives), rests while the others go on, and is tried again after 5 s, 10 s, 20 s …
 
     a topic that takes 1,000 bytes; a, b, c, d are due, and b is too large
-    a b c d fail three times       narrow: a alone, committed; then b and c: fails
+    a b c d fail                   narrow: a alone, committed; then b and c: fails
     b alone fails                  b rests 5 s; c alone, then d and whatever comes
     b again, after 5, 15 and 35 s  fails; refused for good: its job is dead, with what the brokers said
 
