@@ -311,6 +311,7 @@ class Step:
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
+    _recurring: dict[str, Defined] = field(default_factory=dict)  # that were read: what follows asks for them again
 
     # --- commands ---
 
@@ -573,7 +574,9 @@ class Step:
                 continue
             state = self._state(job_id)
             if known.recurrence is not None:
-                self._look(job_id, known, known.recurrence, self._current(job_id, known), size_bytes_max)
+                self._recurring[job_id] = known
+                if state is not None and state["generation"] == known.generation:
+                    self._look(job_id, known, known.recurrence, state, size_bytes_max)
             elif state is not None and state["generation"] == known.generation:
                 self._wake(job_id, known, state)
             elif known.due_ms <= self.now_ms:
@@ -929,7 +932,7 @@ class Step:
         try:
             return self.definitions[job_id]
         except KeyError:
-            return self.view.defined(job_id)
+            return self._recurring.get(job_id) or self.view.defined(job_id)
 
     def _state(self, job_id: str) -> State | None:
         try:
