@@ -8,12 +8,13 @@ the time no job is taken, and while all workers are held up no handler begins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from duewheel.core.model import Closing, Result
+from duewheel.core.model import Result
 from duewheel.core.trail import expires_ms
 from duewheel.proof.history import (
+    Answered,
     BadRecordWritten,
     DeadLettered,
     DeathClosed,
@@ -41,6 +42,13 @@ DEEDS: Final = (
     "job id used anew",
     "dead run redriven",
     "dead run dropped",
+    "job paused",
+    "paused job resumed",
+    "job run at once",
+    "job updated",
+    "change of what runs refused",
+    "change of what is over refused",
+    "update refused by the rules",
     "expired too early by a worker's clock",
     "dispatch deleted with its queue",
     "job asked for",
@@ -49,6 +57,12 @@ DEEDS: Final = (
     f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
     f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
 )
+_OBEYED: Final = {"PAUSE": "job paused", "RESUME": "paused job resumed", "RUN_NOW": "job run at once", "UPDATE": "job updated"}
+_REFUSED: Final = {
+    "running": "change of what runs refused",
+    "over": "change of what is over refused",
+    "unknown": "change of an unknown job refused",
+}
 _BAD: Final = {TOPOLOGY.intake: DEEDS[0], TOPOLOGY.outcomes: DEEDS[1], TOPOLOGY.dispatch(QUEUE): DEEDS[2]}
 
 
@@ -57,7 +71,7 @@ def missing(met: Mapping[str, int]) -> list[str]:
     return [kind for kind in (*AT_CALLS, *AT_TIMES, *DEEDS) if not met.get(kind)]
 
 
-def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Counter[str]:
+def deeds(history: Collection[Event], site: Site, strays: Collection[str]) -> Counter[str]:
     """What people and strangers did, and clocks and queues did to jobs, by kind."""
     met = Counter[str]({"stray command forwarded": len(strays)})
     bad, letters = set(), []
@@ -79,8 +93,8 @@ def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Coun
             met["job forgotten"] += 1
             forgotten[event.job_id] = event.offset
         elif isinstance(event, DeathClosed):
-            met["dead run redriven"] += event.how == Closing.REDRIVEN
-            met["dead run dropped"] += event.how == Closing.DROPPED
+            met[f"dead run {event.how.lower()}"] += 1
+    met.update(_answer(event) for event in history if isinstance(event, Answered))
     for event in history:
         if isinstance(event, Defined):
             met["job id used anew"] += event.offset > forgotten.get(event.job_id, event.offset)
@@ -89,3 +103,7 @@ def deeds(history: Iterable[Event], site: Site, strays: Collection[str]) -> Coun
     met.update(_BAD[letter[0]] for letter in letters if letter in bad)
     met["dispatch deleted with its queue"] += sum(len(log.kept) for _, log in site.deleted)
     return met
+
+
+def _answer(event: Answered) -> str:
+    return _REFUSED.get(event.reason, "update refused by the rules") if event.reason else _OBEYED[event.action]

@@ -77,6 +77,8 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
         Bug(Step, "_wake", "if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:", "if heard_out_ms:"),
     ),
     "a redefinition counts twice": (Bug(Step, "schedule", "generation = known.generation + 1", "generation = known.generation + 2"),),
+    "a pause is answered and not obeyed": (Bug(Step, "_pause", 'if state["phase"] == Phase.PAUSED:', "if state:"),),
+    "only the last answer is written": (Bug(Step, "_write_answers", "answers[-ANSWERS_MAX:]", "answers[-1:]"),),
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),
     "producer reused after an unknown commit": (
         Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),

@@ -92,7 +92,8 @@ class Trial:
         self.spares: list[Machine] = [ProcessorMachine(self.site, "spare-processor"), self._worker("spare-worker")]
         spoils_dispatches = not {QUEUE_GONE, "offsets reset"} & set(self.climate.at_times)
         expiring = 0.4 if "worker clock leap" in self.climate.at_times else 0.1
-        self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring)
+        # Every other seed does without: what is held up, or said to be so, hides what else goes wrong.
+        self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring, changes=seed % 2 == 1)
         self.is_calm = calm
         self.met: Counter[str] = Counter()
         self.verdict: list[str] = []

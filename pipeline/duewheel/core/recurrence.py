@@ -136,6 +136,11 @@ def _next_slot_s(expression: str, zone: str, after_s: int) -> int:
     return _next_cron_s(_line(expression), zone_of(zone), after_s)
 
 
+def is_slot(recurrence: Recurrence, anchor_ms: int, at_ms: int) -> bool:
+    """Whether `at_ms` is a slot. With EVERY_AFTER slots follow from ends, and nobody can tell."""
+    return recurrence["kind"] != RecurrenceKind.EVERY_AFTER and next_slot_ms(recurrence, anchor_ms, at_ms - 1) == at_ms
+
+
 def slots(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> Iterator[int]:
     """The slots after `after_ms`, up to the last; with EVERY_AFTER as if runs took no time. Arguments are those of `next_slot_ms`."""
     while after_ms := next_slot_ms(recurrence, anchor_ms, after_ms):
