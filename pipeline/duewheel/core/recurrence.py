@@ -150,6 +150,8 @@ def slots(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> Iterator[int
 def jittered_ms(recurrence: Recurrence, job_id: str, slot_ms: int) -> int:
     """When the run of a slot is to start: at the slot, or up to `jitter_ms` later; the same for the same job and slot."""
     jitter_ms = recurrence["jitter_ms"]
+    if not jitter_ms:
+        return slot_ms
     return slot_ms + min(int(fraction(job_id, slot_ms) * (jitter_ms + 1)), jitter_ms)
 
 
@@ -186,6 +188,11 @@ def missed(recurrence: Recurrence, anchor_ms: int, pending_ms: int, now_ms: int)
             return Decision(_fired(recurrence, newest, late_before_ms), SLOTS_COUNTED_MAX, next_ms)
     fire = _fired(recurrence, due, late_before_ms)
     return Decision(fire, len(due) - len(fire), next_ms)
+
+
+def is_late(recurrence: Recurrence, slot_ms: int, now_ms: int) -> bool:
+    """Whether a slot counts as missed now: `missed` says what that means."""
+    return slot_ms < now_ms - (recurrence["grace_ms"] or GRACE_MS_DEFAULT) - recurrence["jitter_ms"]
 
 
 def check_expression(expression: str) -> None:

@@ -872,7 +872,7 @@ class Step:
         if trail is None or state["phase"] != Phase.WAITING or not 0 < trail["wake_ms"] <= self.now_ms:
             return 0
         queued_ms, slot_ms, handed_out = trail["queued_ms"], state["slot_ms"], state["attempt"]
-        going = self._going(job_id, trail["runs"])
+        going = self._going(job_id, trail["runs"]) if trail["runs"] else []
         found = look(
             recurrence,
             known.due_ms,
@@ -893,7 +893,8 @@ class Step:
             self._hand_out(run_id(job_id, fired_ms), known, fired_ms, jittered_ms(recurrence, job_id, fired_ms))
         for replaced_ms in found.replaced:
             self._replace_run(run_id(job_id, replaced_ms))
-        self._resume(job_id, known, recurrence)  # where all of these runs are over already
+        if found.queued_ms or not found.wake_ms:
+            self._resume(job_id, known, recurrence)  # where all of these runs are over already
         return found.unfit
 
     def _count(self, job_id: str, found: Look) -> None:
