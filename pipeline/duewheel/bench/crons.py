@@ -5,8 +5,8 @@ fires once, through the whole chain, while somebody goes on scheduling and cance
 
     late_*        the handler's first line, after that second
     fired_*       of that, until the processor began its batch
-    intake_*      of a job scheduled meanwhile: from the call until its definition could be read from the state topic
-    cancel_*      the same for its cancel: until its end could be read
+    intake_*      of a job scheduled meanwhile: from the call until the transaction that took it in was committed
+    cancel_*      the same for its cancel
     missing, duplicates, early    as in `lateness`; all must be 0
 """
 
@@ -18,8 +18,7 @@ from datetime import timedelta
 from typing import Final
 
 from duewheel import wiring
-from duewheel.adapters.kafka.settings import KafkaConfig
-from duewheel.bench import load, site
+from duewheel.bench import load, process, site
 from duewheel.bench.lateness import Stamp, parsed
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site
@@ -40,6 +39,7 @@ _QUIET_S: Final = 2.0
 _POLL_S: Final = 0.25
 _PROBE_LEAD_S: Final = 3.0
 _PROBE_PAUSE_S: Final = 0.1
+_PROBE_POLL_S: Final = 0.005
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
@@ -65,11 +65,13 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, progress: Pro
         raise EnvironmentFailure(
             f"this machine is too slow or too busy: {jobs} jobs were not scheduled and taken in before their time; use fewer"
         )
-    probe = _Probe(place.kafka, topology)
+    probe = _Probe(place, topology)
     while (left_s := slot_s - _PROBE_LEAD_S - time.time()) > 0:
         progress("waiting", lead_s - round(left_s), lead_s)
         time.sleep(min(left_s, _POLL_S))
     probe.start()
+    pids = {"processor": processor.pid, "worker": worker.pid, "broker": place.broker_pid}
+    before_s = {name: process.cpu_s(pid) for name, pid in pids.items()}
     size, changed_s = 0, time.monotonic()
     while time.monotonic() - changed_s < _QUIET_S or not size:
         fleet.check()
@@ -80,6 +82,7 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, progress: Pro
             size, changed_s = found, time.monotonic()
         progress("running", stamps.read_bytes().count(b"\n"), jobs)
         time.sleep(_POLL_S)
+    used_s = {name: process.cpu_s(pid) - before_s[name] for name, pid in pids.items() if pid is not None}
     probe.stop()
     fleet.stop()
     _fill(report, jobs, slot_s * 1_000, [parsed(text) for text in stamps.read_text().splitlines()])
@@ -87,6 +90,8 @@ def run(place: Site, jobs: int, partitions: int, concurrency: int, progress: Pro
         what = "a job scheduled meanwhile was taken in" if name == "intake" else "its cancel was obeyed"
         report.add(f"{name}_p50_ms", percentile(waits_ms, 50), f"until {what}, median, ms")
         report.add(f"{name}_max_ms", waits_ms[-1], "the longest, ms")
+    for name, seconds in used_s.items():
+        report.add(f"{name}_cpu_us", seconds * 1e6 / jobs, f"CPU time of the {name} for each job, µs")
     report.add("probes", len(probe.cancel_ms), "jobs scheduled and cancelled meanwhile")
     return report
 
@@ -107,12 +112,15 @@ def _fill(report: Report, jobs: int, slot_ms: int, stamps: list[Stamp]) -> None:
 
 
 class _Probe:
-    """Somebody who schedules a job, sees it taken in, cancels it, sees that obeyed, and begins again."""
+    """Somebody who schedules a job, sees it taken in, cancels it, sees that obeyed, and begins again.
 
-    def __init__(self, kafka: KafkaConfig, topology: Topology) -> None:
+    It asks the group how far it has come, and reads no topic: that would take as much of the machine as the processor does.
+    """
+
+    def __init__(self, place: Site, topology: Topology) -> None:
         self.intake_ms: list[float] = []
         self.cancel_ms: list[float] = []
-        self._kafka, self._topology = kafka, topology
+        self._place, self._topology = place, topology
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="probe")
         self._failure: Exception | None = None
@@ -129,16 +137,24 @@ class _Probe:
 
     def _run(self) -> None:
         try:
-            with wiring.producing_client(self._kafka, self._topology, _PROBE_TIMEOUT_S) as client:
+            with wiring.producing_client(self._place.kafka, self._topology, _PROBE_TIMEOUT_S) as client:
                 while not self._over.is_set():
                     began_s = time.monotonic()
                     handle = client.schedule("noop", b"", delay=timedelta(hours=1))
-                    handle.decision(_PROBE_TIMEOUT_S)
+                    self._await(handle.partition, handle.offset)
                     taken_s = time.monotonic()
-                    client.cancel(handle.job_id)
-                    handle.wait(_PROBE_TIMEOUT_S)
+                    receipt = client.cancel(handle.job_id)
+                    self._await(receipt.partition, receipt.offset)
                     self.intake_ms.append((taken_s - began_s) * 1_000)
                     self.cancel_ms.append((time.monotonic() - taken_s) * 1_000)
                     self._over.wait(_PROBE_PAUSE_S)
         except Exception as error:
             self._failure = error
+
+    def _await(self, partition: int, offset: int) -> None:
+        """Waits until the group has committed an offset of the intake topic."""
+        topology, deadline_s = self._topology, time.monotonic() + _PROBE_TIMEOUT_S
+        while (self._place.cluster.owners(topology.processor_group, topology.intake, [partition])[partition].offset or 0) <= offset:
+            if time.monotonic() > deadline_s:
+                raise EnvironmentFailure(f"{topology.intake} [{partition}] offset {offset} was not taken in within {_PROBE_TIMEOUT_S:g} s")
+            time.sleep(_PROBE_POLL_S)
