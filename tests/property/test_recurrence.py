@@ -97,7 +97,7 @@ def test_the_look_at_one_slot_on_time_is_no_other(
     assume(pending_ms)
     found = [
         look(
-            {**job, "misfire": misfire, "overlap": overlap, "runs_max": runs_max},
+            job | {"misfire": misfire, "overlap": overlap, "runs_max": runs_max},
             due_ms,
             pending_ms=pending_ms,
             queued_ms=0,
