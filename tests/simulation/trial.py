@@ -94,6 +94,10 @@ class Trial:
         expiring = 0.4 if "worker clock leap" in self.climate.at_times else 0.1
         self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring)
         self.is_calm = calm
+        # Drawn apart, so that a seed without any goes as it went before there were such jobs.
+        apart = Random(f"recurring {seed}")
+        self.recurring = apart.choice((0, 0, 1, 2, 4))
+        self.downtime_us = apart.choice((0, 0, 20, 45)) * SECOND_US if self.recurring and not calm else 0
         self.met: Counter[str] = Counter()
         self.verdict: list[str] = []
         self.history: list[Event] = []
@@ -121,7 +125,7 @@ class Trial:
         for machine in self.machines:
             self.world.later(self.random.randrange(2 * SECOND_US), machine.start)
         self.world.later(SECOND_US, self._look_after)
-        self.producers.begin(self.jobs, self.faulty_us, self.is_calm)
+        self.producers.begin(self.jobs, self.recurring, self.faulty_us, self.is_calm)
         self.world.later(2 * SECOND_US, self._open)
         with self._impatience():
             self.kernel.run(self.faulty_us)
@@ -138,7 +142,10 @@ class Trial:
 
     def _open(self) -> None:
         self.sky.is_open = True
-        Storm(self.site, self.sky, self.climate, self.random, self.machines, self.spares).begin()
+        storm = Storm(self.site, self.sky, self.climate, self.random, self.machines, self.spares)
+        storm.begin()
+        if self.downtime_us:
+            self.world.later(self.random.randrange(self.faulty_us), lambda: storm.downtime(self.downtime_us))
 
     def _look_after(self) -> None:
         """Starts what ended and should not have."""
