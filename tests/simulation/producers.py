@@ -98,8 +98,6 @@ class Producers:
         moments += [lambda n=n: self._often(f"often-{n}", is_calm) for n in range(recurring)]  # type: ignore[misc]
         for call in moments:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
-        for n in range(recurring):
-            self._at(until_us + _RECURS_BEYOND_US, lambda n=n: self._cancel(f"often-{n}"))  # type: ignore[misc]
 
     def _at(self, at_us: int, call: Callable[[], None]) -> None:
         self.asking += 1
@@ -205,10 +203,18 @@ class Producers:
     # --- jobs that recur ---
 
     def _often(self, job_id: str, is_calm: bool) -> None:
-        """Asks for a job that recurs, and says more about it as it goes on."""
+        """Asks for a job that recurs, says more about it as it goes on, and cancels it in the end."""
         random = self._random
         self._define(job_id, "replace", is_anchored=False)
-        for _ in range(0 if is_calm else random.choice((0, 1, 2, 4))):
+        if not is_calm:
+            self._talk_about(job_id)
+        self._process.sleep(max(0, self._until_us + _RECURS_BEYOND_US - self._world.now_us) / SECOND_US)
+        while not self._cancel(job_id):
+            self._process.sleep(1.0)
+
+    def _talk_about(self, job_id: str) -> None:
+        random = self._random
+        for _ in range(random.choice((0, 1, 2, 4))):
             self._process.sleep(random.choice((0.0, 0.01, random.random(), random.random() * 15)))
             if self._world.now_us > self._until_us:
                 return
@@ -317,7 +323,9 @@ class Producers:
 
     def _dead(self) -> list[tuple[str, int]]:
         states = [(job_id, codec.decode_state(value)) for job_id, value in self._states()]
-        return [(job_id, state["token"]) for job_id, state in states if state["phase"] == "FAILED" and job_id.startswith(("job-", "often-"))]
+        return [
+            (job_id, state["token"]) for job_id, state in states if state["phase"] == "FAILED" and job_id.startswith(("job-", "often-"))
+        ]
 
     def _states(self) -> Iterator[tuple[str, bytes]]:
         for key, value in sorted(self._site.fold().items()):

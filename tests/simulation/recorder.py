@@ -28,6 +28,7 @@ from duewheel.proof.history import (
     Event,
     LogEnd,
     Snapshot,
+    StateWritten,
 )
 from tests.simulation.site import TOPOLOGY, Site
 from tests.witness import definition_of, definitions, event_of, snapshots
@@ -44,6 +45,8 @@ def of_topics(site: Site, bad: Mapping[str, Collection[tuple[int, int]]]) -> Ite
             event = None if (log.partition, record.offset()) in unreadable else event_of(record, TOPOLOGY)
             if isinstance(event, Dispatched) and name != event.topic:
                 event = event._replace(topic=name)
+            if isinstance(event, StateWritten):
+                event = event._replace(left_out=site.left_out.get(id(record.value()), (b"", 0))[1])
             if event is not None:
                 yield event
 

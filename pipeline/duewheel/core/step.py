@@ -282,7 +282,7 @@ class Step:
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
-        left_out: recurring jobs of which slots were left out.
+        left_out: how many slots of which recurring jobs were left out.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
         size_bytes: of what may be large in all of this: commands, work, errors, results and how attempts ended.
     """
@@ -307,7 +307,7 @@ class Step:
     deaths: list[Death] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
-    left_out: dict[str, None] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
@@ -671,10 +671,7 @@ class Step:
         trail = state["trail"]
         still_queued = trail["queued_ms"] if trail is not None and known.recurrence is not None else 0
         overlapped = int(0 < before.queued_ms != still_queued)
-        self.counts.slots_missed += before.unfit
-        self.counts.slots_overlapped += overlapped
-        if before.unfit or overlapped:
-            self.left_out[job_id] = None
+        self._leave_out(job_id, before.unfit, overlapped)
 
     def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> int:
         """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one.
@@ -698,7 +695,8 @@ class Step:
             fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
             has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
-        self._count(job_id, found)
+        self.counts.slots_fired += len(found.fire)
+        self._leave_out(job_id, found.missed, found.overlapped)
         runs = [*going, *found.fire][-RUNS_KEPT_MAX:]
         slot_ms = found.pending_ms or found.queued_ms or max(slot_ms, *found.fire, 0)
         changes: Any = {"slot_ms": slot_ms, "attempt": handed_out + len(found.fire)}
@@ -710,12 +708,11 @@ class Step:
         self._resume(job_id, known, recurrence)  # where all of these runs are over already
         return found.unfit
 
-    def _count(self, job_id: str, found: Look) -> None:
-        self.counts.slots_fired += len(found.fire)
-        self.counts.slots_missed += found.missed
-        self.counts.slots_overlapped += found.overlapped
-        if found.missed or found.overlapped:
-            self.left_out[job_id] = None
+    def _leave_out(self, job_id: str, missed: int, overlapped: int) -> None:
+        self.counts.slots_missed += missed
+        self.counts.slots_overlapped += overlapped
+        if missed or overlapped:
+            self.left_out[job_id] = self.left_out.get(job_id, 0) + missed + overlapped
 
     def _await(
         self, job_id: str, state: State, wake_ms: int, runs: list[int], queued_ms: int = 0, *, is_finished: bool = False, **changes: Any

@@ -40,8 +40,8 @@ class NoLoss(Invariant):
     def _undefined(self, ledger: Ledger, story: Story) -> Iterator[Violation]:
         """Commands that were acknowledged and are in no definition.
 
-        One that does not replace may have found the job known. And one that was replaced in the transaction that would have written it
-        leaves a gap in the generations, nothing else.
+        One that does not replace may have found the job known; one that asks to be refused then was refused. And one that was replaced in
+        the transaction that would have written it leaves a gap in the generations, nothing else.
         """
         if len(story.enqueues) == 1 and story.defined:
             return  # told in full by the definition there is, or else NoPhantom finds one that nobody asked for
@@ -49,7 +49,10 @@ class NoLoss(Invariant):
         gaps = sum(run.generation for run in story.runs if run.is_newest) - len(story.defined)
         for enqueue in story.enqueues:
             answer = ledger.acknowledged(enqueue.call)
-            if answer is None or (enqueue.due_ms, enqueue.created_ms) in defined or (story.defined and not enqueue.replaces):
+            if answer is None or (enqueue.due_ms, enqueue.created_ms) in defined:
+                continue
+            was_refused = enqueue.rejects and (answer.partition, answer.offset) in ledger.dead_letter_places
+            if was_refused or (story.defined and not enqueue.replaces and not enqueue.rejects):
                 continue
             gaps -= 1
             if gaps >= 0:
