@@ -204,7 +204,6 @@ class Producers:
 
     def _often(self, job_id: str, is_calm: bool) -> None:
         """Asks for a job that recurs, says more about it as it goes on, and cancels it in the end."""
-        random = self._random
         self._define(job_id, "replace", is_anchored=False)
         if not is_calm:
             self._talk_about(job_id)

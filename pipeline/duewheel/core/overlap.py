@@ -107,12 +107,12 @@ def look(
         decision = Decision((), 0, 0)
     last_ms = max(queued_ms, *decision.fire[-1:], 0)
     due = tuple(slot_ms for slot_ms in decision.fire if not has_run(slot_ms))
-    if runs_max:
-        due = due[: max(0, runs_max - handed_out - (queued_ms > 0))]
     overlap = recurrence["overlap"]
     room = _room(recurrence, len(going), queued_ms)
     line = due[max(0, len(due) - room) :]
     overlapped = len(due) - len(line)
+    if runs_max:  # last, or slots would be gone uncounted that there is no room for
+        line = line[: max(0, runs_max - handed_out - (queued_ms > 0))]
     if overlap == Overlap.QUEUE:
         line = (queued_ms, *line) if queued_ms else line
         fire, queued_ms = (line[:0], line[0] if line else 0) if going else (line[:1], line[1] if len(line) > 1 else 0)

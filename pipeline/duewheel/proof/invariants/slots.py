@@ -31,6 +31,7 @@ from duewheel.proof.ledger import Ledger, Run, Story
 from duewheel.proof.slots import begin_ms, slots_between
 
 _NEVER_MS: Final = DUE_MS_MAX + 1
+_MANY: Final = 10**9
 
 
 class Owed(NamedTuple):
@@ -75,10 +76,10 @@ class EverySlotOnce(Invariant):
 
     def _out_of_turn(self, story: Story, runs: Mapping[int, Story]) -> Iterator[Violation]:
         """Runs that there may not be: second ones, and those of a job that is over."""
-        log = sorted((*story.defined, *(s for s in story.states if s.phase in TERMINAL)), key=lambda record: record.offset)
+        log: list[Defined | StateWritten] = [*story.defined, *(s for s in story.states if s.phase in TERMINAL)]
+        log.sort(key=lambda record: record.offset)
         offsets = [record.offset for record in log]
-        anew = [record.offset for record in story.defined]
-        anew.sort()
+        anew = sorted(record.offset for record in story.defined)
         for slot_ms, run in runs.items():
             records = sorted(run.defined, key=lambda record: record.offset)
             for first, second in pairwise(records):
@@ -153,6 +154,14 @@ def _open_ms(state: StateWritten) -> int:
     return state.slot_ms
 
 
+def _open_at_last_ms(run: Run) -> int:
+    """The same, as its last state tells; a slot that waited when the job was cancelled is open no more."""
+    last = run.states[-1]
+    if last.phase == Phase.CANCELLED and len(run.states) > 1 and run.states[-2].queued_ms == last.slot_ms:
+        return _NEVER_MS
+    return _open_ms(last)
+
+
 def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None, after: Run | None, taken: Sequence[int]) -> Owed:
     """What a definition owes, given those before and after it in its life.
 
@@ -160,11 +169,11 @@ def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None
         taken: the slots that have runs, rising.
     """
     if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
-        return _owed_after_ends(run, recurrence, after, taken)
+        return _owed_after_ends(run, recurrence, before, after)
     last = run.states[-1]
     from_ms, is_certain = _from_ms(run, defined, before)
-    open_count = 0 if is_certain else len(slots_between(recurrence, defined.due_ms, 0, from_ms))
-    until_ms, next_ms = _open_ms(last), 0
+    open_count = 0 if is_certain else _MANY
+    until_ms, next_ms = _open_at_last_ms(run), 0
     if last.phase == Phase.WAITING and after is not None and after.states and after.generation == run.generation + 1:
         assert after.defined is not None
         next_ms = min(after.defined.created_ms - 1, after.states[0].changed_ms) + 1
@@ -173,7 +182,7 @@ def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None
     if recurrence["runs_max"] and (next_ms > until_ms or _has_all_runs(recurrence, last)):
         # Nothing is owed beyond the last run, and how many there were may not be told.
         from_open_ms = max(from_ms, 0 if until_ms == _NEVER_MS else until_ms)
-        seen = taken[bisect_left(taken, from_ms) : bisect_left(taken, max(next_ms, until_ms))]
+        seen = taken[bisect_left(taken, from_ms) : bisect_left(taken, max(next_ms, until_ms + 1))]
         last_ms = seen[-1] + 1 if seen else from_ms
         if _has_all_runs(recurrence, last):
             until_ms = max(last_ms, last.queued_ms + 1)
@@ -214,11 +223,11 @@ def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]
     return max(begins_ms, until_ms + 1, min(was.changed_ms + 1, was.slot_ms), was.queued_ms + 1), True
 
 
-def _owed_after_ends(run: Run, recurrence: Recurrence, after: Run | None, taken: Sequence[int]) -> Owed:
+def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after: Run | None) -> Owed:
     """With EVERY_AFTER: the slots that it waited for, one after the other."""
     waited = [state.slot_ms if state.phase == Phase.WAITING and state.wake_ms == state.slot_ms else 0 for state in run.states]
     slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
-    last, open_count = run.states[-1], 0
+    last, open_count = run.states[-1], 0 if run.generation == 1 or (before is not None and before.generation == run.generation - 1) else _MANY
     is_decided_by_next = (
         after is not None
         and after.defined is not None
