@@ -57,6 +57,7 @@ class Site:
         deleted: logs of topics that were deleted, each with the name that the history has for it.
         queueless: from when to when a queue had no topic, in milliseconds; of one that has none now, until for ever.
         left_out: states of recurring jobs, by identity, with which slots were left out, and how many; also those that were never committed.
+        slots_missed, slots_overlapped: how many slots steps left out, also those that were never committed.
     """
 
     def __init__(self, world: World, kernel: Kernel, random: Random, timer_partitions: int, queues: dict[str, int]) -> None:
@@ -70,6 +71,7 @@ class Site:
         self.deleted: list[tuple[str, Log]] = []
         self.queueless: list[tuple[int, int]] = []
         self.left_out: dict[int, tuple[bytes, int]] = {}
+        self.slots_missed = self.slots_overlapped = 0
         self._formed_us: dict[str, int] = {}
         self._lives = Counter[str]()
         self._fold: dict[bytes, tuple[int, bytes | None]] = {}
@@ -152,6 +154,8 @@ class Site:
 
         def listen(partition: Partition, step: Step, *offsets: int) -> list[tuple[bytes, bytes | None]]:
             records = changes(partition, step, *offsets)
+            self.slots_missed += step.counts.slots_missed
+            self.slots_overlapped += step.counts.slots_overlapped
             for key, value in records if step.left_out else ():
                 count = step.left_out.get(key[1:].decode(), 0) if key[:1] == STATE else 0
                 if count and value is not None:

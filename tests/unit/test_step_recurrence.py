@@ -300,6 +300,20 @@ def test_runs_that_do_not_fit_into_a_step_are_handed_out_by_the_next_one() -> No
     assert world.left_out() == (0, 0)
 
 
+@pytest.mark.parametrize("overlap, left_out, slots", [(Overlap.SKIP, 6, [0]), (Overlap.QUEUE, 5, [0, 60])])
+def test_slots_that_have_no_room_are_counted_also_where_few_runs_are_left(overlap: str, left_out: int, slots: list[int]) -> None:
+    """An hour of nobody, in which the first run went on."""
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, misfire=Misfire.ALL, overlap=overlap, runs_max=3)))
+    world.settle()
+    world.now_ms = at(62)
+    world.settle()
+    world.end(run(0))
+    world.settle()
+    assert (world.slots(), world.left_out()) == ([at(slot) for slot in slots], (0, left_out))
+    assert world.phase() == Phase.WAITING
+
+
 # --- T12: while a run goes on ---
 
 

@@ -109,10 +109,12 @@ def look(
     due = tuple(slot_ms for slot_ms in decision.fire if not has_run(slot_ms))
     overlap = recurrence["overlap"]
     room = _room(recurrence, len(going), queued_ms)
-    line = due[max(0, len(due) - room) :]
-    overlapped = len(due) - len(line)
-    if runs_max:  # last, or slots would be gone uncounted that there is no room for
-        line = line[: max(0, runs_max - handed_out - (queued_ms > 0))]
+    runs_left = max(0, runs_max - handed_out - (queued_ms > 0))
+    if runs_max and runs_left <= room:
+        line, overlapped = due[:runs_left], 0  # beyond the last run there are no slots
+    else:
+        line = due[max(0, len(due) - room) :]
+        overlapped = len(due) - len(line)
     if overlap == Overlap.QUEUE:
         line = (queued_ms, *line) if queued_ms else line
         fire, queued_ms = (line[:0], line[0] if line else 0) if going else (line[:1], line[1] if len(line) > 1 else 0)

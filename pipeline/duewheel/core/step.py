@@ -72,7 +72,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.overlap import Look, Start, after_end, has_same_slots, look, take_over
+from duewheel.core.overlap import Start, after_end, has_same_slots, look, take_over
 from duewheel.core.recurrence import first_slot_ms, jittered_ms
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key

@@ -68,8 +68,10 @@ class EverySlotOnce(Invariant):
             if any(record.recurrence is not None for record in story.defined):
                 of_job = runs.get(story.job_id, {})
                 found += self._out_of_turn(story, of_job)
-                for _, life in groupby(story.runs, key=lambda run: run.life):
-                    found += self._life(story, list(life), of_job)
+                lives = [list(life) for _, life in groupby(story.runs, key=lambda run: run.life)]
+                for life, following in pairwise((*lives, [])):
+                    end = min((record.offset for run in following for record in run.definitions), default=_MANY)
+                    found += self._life(story, life, {slot_ms: run for slot_ms, run in of_job.items() if run.defined[0].offset < end})
         return found
 
     # --- each slot once ---
@@ -108,6 +110,8 @@ class EverySlotOnce(Invariant):
             owed = _owed(run, run.defined, run.defined.recurrence, before, after, taken)
             lacking += (slot_ms for slot_ms in owed.slots if slot_ms not in runs)
             open_count, dropped = open_count + owed.open, dropped + owed.dropped
+            # What an earlier definition has run is run once more, or left out, where that was forgotten.
+            open_count += sum(slot_ms in runs and runs[slot_ms].defined[0].offset < run.defined.offset for slot_ms in owed.slots)
         if any(state.left_out < 0 for state in states):
             return  # nobody knows how many were left out
         what = f"of job {story.job_id!r} {len(lacking)} slots that it had to decide about have no run"
@@ -227,7 +231,10 @@ def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after
     """With EVERY_AFTER: the slots that it waited for, one after the other."""
     waited = [state.slot_ms if state.phase == Phase.WAITING and state.wake_ms == state.slot_ms else 0 for state in run.states]
     slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
-    last, open_count = run.states[-1], 0 if run.generation == 1 or (before is not None and before.generation == run.generation - 1) else _MANY
+    last, open_count = (
+        run.states[-1],
+        0 if run.generation == 1 or (before is not None and before.generation == run.generation - 1) else _MANY,
+    )
     is_decided_by_next = (
         after is not None
         and after.defined is not None
@@ -246,7 +253,10 @@ def _decided(defined: Defined, recurrence: Recurrence, before: StateWritten, aft
     """The slots that were decided about between two states of one definition."""
     if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
         return (before.slot_ms,) if before.wake_ms == before.slot_ms else ()
-    until_ms = min(_open_ms(after) if after.phase == Phase.WAITING else _NEVER_MS, after.changed_ms + 1)
+    if _has_all_runs(recurrence, after):
+        until_ms = max(after.queued_ms, after.slot_ms) + 1  # beyond the last run there is nothing to leave out
+    else:
+        until_ms = min(_open_ms(after) if after.phase == Phase.WAITING else _NEVER_MS, after.changed_ms + 1)
     return slots_between(recurrence, defined.due_ms, min(before.slot_ms, _open_ms(before)), until_ms)
 
 
