@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Final, NamedTuple
 
 from duewheel.core.lifecycle import TERMINAL
@@ -31,7 +31,9 @@ from duewheel.proof.ledger import Ledger, Run, Story
 from duewheel.proof.slots import begin_ms, slots_between
 
 _NEVER_MS: Final = DUE_MS_MAX + 1
-_MANY: Final = 10**9
+_MANY: Final = 2**63
+_LOOKED_AT_MAX: Final = 10_000
+_SHOWN_MAX: Final = 5
 
 
 class Owed(NamedTuple):
@@ -97,41 +99,51 @@ class EverySlotOnce(Invariant):
     # --- each slot at least once ---
 
     def _life(self, story: Story, life: Sequence[Run], runs: Mapping[int, Story]) -> Iterator[Violation]:
+        """What the definitions of one life owe together.
+
+        Args:
+            runs: by slot, as far as they were handed out in this life or before.
+        """
         states = [state for run in life for state in run.states if run.defined is not None and run.defined.recurrence is not None]
         taken = sorted(runs)
-        lacking: list[int] = []
-        told = sum(state.left_out for state in states)
-        open_count = dropped = 0
-        for place, run in enumerate(life):
+        lacking: list[Sequence[int]] = []
+        lacking_count = open_count = dropped = 0
+        for before, run, after in zip((None, *life), life, (*life[1:], None), strict=False):
             if run.defined is None or run.defined.recurrence is None or not run.states:
                 continue
-            yield from self._steps(story, run, run.defined.recurrence, runs)
-            before, after = life[place - 1] if place else None, life[place + 1] if place + 1 < len(life) else None
+            yield from self._steps(story, run, run.defined, run.defined.recurrence, runs)
             owed = _owed(run, run.defined, run.defined.recurrence, before, after, taken)
-            lacking += (slot_ms for slot_ms in owed.slots if slot_ms not in runs)
-            open_count, dropped = open_count + owed.open, dropped + owed.dropped
-            # What an earlier definition has run is run once more, or left out, where that was forgotten.
-            open_count += sum(slot_ms in runs and runs[slot_ms].defined[0].offset < run.defined.offset for slot_ms in owed.slots)
+            run_slots = [slot_ms for slot_ms in taken if slot_ms in owed.slots]
+            lacking.append(owed.slots)
+            lacking_count += len(owed.slots) - len(run_slots)
+            # What another definition has run, this one may have left out.
+            until = after.defined.offset if after is not None and after.defined is not None else _MANY
+            open_count += owed.open + sum(
+                not any(run.defined.offset <= record.offset < until for record in runs[slot_ms].defined) for slot_ms in run_slots
+            )
+            dropped += owed.dropped
+        told = sum(state.left_out for state in states)
         if any(state.left_out < 0 for state in states):
             return  # nobody knows how many were left out
-        what = f"of job {story.job_id!r} {len(lacking)} slots that it had to decide about have no run"
-        if len(lacking) > told + dropped and not _is_saturated(states):
-            sentence = f"{what}, and only {told} were told as left out: among {_shown(lacking)}"
+        what = f"of job {story.job_id!r} {lacking_count} slots that it had to decide about have no run"
+        if lacking_count > told + dropped and not _is_saturated(states):
+            named = (slot_ms for slots in lacking for slot_ms in islice(slots, _LOOKED_AT_MAX) if slot_ms not in runs)
+            sentence = f"{what}, and only {told} were told as left out: among {_shown(list(islice(named, _SHOWN_MAX + 1)))}"
             yield self.broken(story.job_id, sentence, *(run.defined for run in life))
-        elif told > len(lacking) + open_count:
+        elif told > lacking_count + open_count:
             yield self.broken(story.job_id, f"{what}, {open_count} more may have none, and {told} were told as left out", *states[-1:])
 
     # --- and left out only for a reason ---
 
-    def _steps(self, story: Story, run: Run, recurrence: Recurrence, runs: Mapping[int, Story]) -> Iterator[Violation]:
-        assert run.defined is not None
+    def _steps(self, story: Story, run: Run, defined: Defined, recurrence: Recurrence, runs: Mapping[int, Story]) -> Iterator[Violation]:
         last = run.states[-1]
         is_over = last.phase == Phase.SUCCEEDED and not 0 < recurrence["runs_max"] <= last.attempt
         if is_over and not recurrence["end_ms"] and last.slot_ms < DUE_MS_MAX - recurrence["every_ms"]:
             yield self.broken(story.job_id, f"job {story.job_id!r} has no end, and ended", last)
         for before, after in pairwise(run.states):
             if after.left_out > 0 and before.phase == Phase.WAITING and after.changed_ms:
-                left = [slot_ms for slot_ms in _decided(run.defined, recurrence, before, after) if slot_ms not in runs]
+                decided = islice(_decided(defined, recurrence, before, after), _LOOKED_AT_MAX)
+                left = [slot_ms for slot_ms in decided if slot_ms not in runs]
                 going = sum(_went_on(it, after.changed_ms) for it in runs.values() if it.defined[0].offset <= after.offset)
                 if left and not _is_excused(recurrence, left, going, after.changed_ms):
                     sentence = (
@@ -142,8 +154,8 @@ class EverySlotOnce(Invariant):
 
 
 def _shown(slots: Sequence[int]) -> str:
-    shown = ", ".join(map(str, slots[:5]))
-    return f"{shown} …" if len(slots) > 5 else shown
+    shown = ", ".join(map(str, slots[:_SHOWN_MAX]))
+    return f"{shown} …" if len(slots) > _SHOWN_MAX else shown
 
 
 def _is_saturated(states: Sequence[StateWritten]) -> bool:
@@ -158,12 +170,12 @@ def _open_ms(state: StateWritten) -> int:
     return state.slot_ms
 
 
-def _open_at_last_ms(run: Run) -> int:
-    """The same, as its last state tells; a slot that waited when the job was cancelled is open no more."""
+def _stood(run: Run) -> StateWritten:
+    """How it stood last: of one that was cancelled the state before, where that tells more."""
     last = run.states[-1]
     if last.phase == Phase.CANCELLED and len(run.states) > 1 and run.states[-2].queued_ms == last.slot_ms:
-        return _NEVER_MS
-    return _open_ms(last)
+        return run.states[-2]
+    return last
 
 
 def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None, after: Run | None, taken: Sequence[int]) -> Owed:
@@ -174,27 +186,24 @@ def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None
     """
     if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
         return _owed_after_ends(run, recurrence, before, after)
-    last = run.states[-1]
+    last, stood = run.states[-1], _stood(run)
     from_ms, is_certain = _from_ms(run, defined, before)
     open_count = 0 if is_certain else _MANY
-    until_ms, next_ms = _open_at_last_ms(run), 0
+    until_ms, next_ms = _open_ms(stood), 0
     if last.phase == Phase.WAITING and after is not None and after.states and after.generation == run.generation + 1:
         assert after.defined is not None
         next_ms = min(after.defined.created_ms - 1, after.states[0].changed_ms) + 1
-        if after.defined.due_ms < next_ms and after.defined.due_ms != defined.due_ms:
-            open_count += len(slots_between(recurrence, defined.due_ms, after.defined.due_ms, next_ms))  # both may have come to it
-    if recurrence["runs_max"] and (next_ms > until_ms or _has_all_runs(recurrence, last)):
-        # Nothing is owed beyond the last run, and how many there were may not be told.
-        from_open_ms = max(from_ms, 0 if until_ms == _NEVER_MS else until_ms)
-        seen = taken[bisect_left(taken, from_ms) : bisect_left(taken, max(next_ms, until_ms + 1))]
-        last_ms = seen[-1] + 1 if seen else from_ms
-        if _has_all_runs(recurrence, last):
-            until_ms = max(last_ms, last.queued_ms + 1)
-        else:
-            open_count += len(slots_between(recurrence, defined.due_ms, from_open_ms, next_ms))
-            until_ms = max(until_ms, min(last_ms, next_ms))
+    if _has_all_runs(recurrence, stood):
+        # Nothing is owed beyond the last run, or the slot that is to have it.
+        seen = taken[bisect_left(taken, from_ms) : bisect_right(taken, stood.slot_ms)]
+        until_ms = max(seen[-1] if seen else 0, stood.queued_ms) + 1
     elif last.phase == Phase.SUCCEEDED:
         until_ms = _NEVER_MS
+    elif recurrence["runs_max"] and next_ms > until_ms:
+        # Handing over it may have come to its last run, and how many there were is not told: nothing is owed beyond that.
+        seen = taken[bisect_left(taken, until_ms) : bisect_left(taken, next_ms)]
+        open_count += len(slots_between(recurrence, defined.due_ms, until_ms, next_ms))
+        until_ms = seen[-1] + 1 if seen else until_ms
     else:
         until_ms = max(until_ms, next_ms)
     waits = any(state.queued_ms for state in run.states[-2:])
