@@ -12,10 +12,12 @@ Topics are read by consumers of this module's own, not by the product's readers.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -397,3 +399,16 @@ def check_dispatches(dispatches: Sequence[Dispatch]) -> None:
     assert max(tokens.values(), default=1) == 1, f"tokens used twice: {[token for token, count in tokens.items() if count > 1][:5]}"
     attempts = Counter((d["job_id"], d["generation"], d["attempt"]) for d in dispatches)
     assert max(attempts.values(), default=1) == 1, f"dispatched twice: {[attempt for attempt, count in attempts.items() if count > 1][:5]}"
+
+
+@contextmanager
+def turning(desk: Desk, processor: Processor) -> Iterator[None]:
+    """Turns a processor for as long as the block lasts."""
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: desk.drive(processor, until=over.is_set, timeout_s=2 * TIMEOUT_S))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from duewheel.core.topology import Topology
 from duewheel.engine.processor import Processor
 from tests.conftest import Installation
 from tests.dead import ERROR, closed, died, refused
-from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, Raw, home, now_ms
+from tests.integration.desk import DAY_MS, TIMEOUT_S, Desk, Raw, home, now_ms, turning
 
 
 def dead(desk: Desk, *arguments: str) -> Result:
@@ -66,19 +64,6 @@ def die(desk: Desk, processor: Processor, job_id: str) -> Dispatch:
     fail(desk, last)
     desk.drive(processor, until=lambda: any(message.key() == job_id.encode() for message in desk.read(desk.topology.dead_letter)))
     return last
-
-
-@contextmanager
-def turning(desk: Desk, processor: Processor) -> Iterator[None]:
-    """Turns a processor for as long as the block lasts."""
-    over = threading.Event()
-    thread = threading.Thread(target=lambda: desk.drive(processor, until=over.is_set, timeout_s=2 * TIMEOUT_S))
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_a_dead_run_is_found_redriven_once_and_dropped(desk: Desk) -> None:

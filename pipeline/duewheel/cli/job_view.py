@@ -31,7 +31,7 @@ def work_lines(schedule: Schedule) -> Iterator[str]:
     """What is to be done, and within which bounds."""
     work, limits, recurrence = schedule["work"], schedule["limits"], schedule["recurrence"]
     if recurrence is not None:
-        yield field("recurs", printable(_recurrence(recurrence)))
+        yield field("recurs", printable(recurrence_words(recurrence)))
     if work["policy"] is not None:
         yield field("policy", printable(_policy(work["policy"])))
     if limits is not None:
@@ -67,7 +67,8 @@ def _ending(ending: Ending) -> str:
     return printable("  ".join(words))
 
 
-def _recurrence(recurrence: Recurrence) -> str:
+def recurrence_words(recurrence: Recurrence) -> str:
+    """When it is due, and what becomes of slots that were missed or overlap."""
     match recurrence["kind"]:
         case RecurrenceKind.CRON:
             words = [f"{recurrence['expression']} on the clocks of {recurrence['zone']}"]

@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "demo": "duewheel.cli.demo:demo",
     "schedule": "duewheel.cli.producing:schedule",
     "cancel": "duewheel.cli.producing:cancel",
+    "schedules": "duewheel.cli.schedules:schedules",
     "encode": "duewheel.cli.producing:encode",
     "processor": "duewheel.cli.processor:processor",
     "worker": "duewheel.cli.worker:worker",

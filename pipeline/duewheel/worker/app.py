@@ -32,13 +32,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from duewheel.core.errors import BadConfiguration
 from duewheel.core.limits import LEASE_MARGIN_MS, LEASE_MS_MAX, RUN_TIMEOUT_MS_DEFAULT, RUN_TIMEOUT_MS_MAX, TASK_BYTES_MAX
 from duewheel.core.model import Dispatch
+from duewheel.core.recurrence import BadExpression, check_expression
 from duewheel.core.retry import DEFAULT, RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
+from duewheel.worker.declared import Declarations, Declared, Options
 from duewheel.worker.payloads import reader, resolved_hints
 from duewheel.worker.verdicts import Cancelled, encoded, milliseconds, snooze
 
@@ -247,11 +249,20 @@ class Task:
 
 
 class App:
-    """A set of tasks that workers run."""
+    """A set of tasks that workers run, and of schedules for them.
 
-    def __init__(self) -> None:
+    Args:
+        name: what job ids of its schedules begin with; only an app with schedules needs one.
+
+    Raises:
+        BadConfiguration: the name is none.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
         self.tasks: dict[str, Task] = {}
         self._middleware: list[object] = []
+        self._declarations = Declarations(name)
 
     @overload
     def task(self, handler: Handler, /) -> Handler: ...
@@ -302,6 +313,58 @@ class App:
             return handler
 
         return register if handler is None else register(handler)
+
+    def cron(self, line: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[Options]) -> Callable[[Handler], Handler]:
+        """Declares that a task runs as a cron line says, once `duewheel schedules apply` was called; beside `@app.task`, in any order.
+
+        Args:
+            line: five fields, six with seconds before them, or a nickname as @daily.
+            tz: whose clocks the line means: an IANA name.
+            name: of the schedule; the task's by default.
+            options: as of `Client.schedule`: payload, queue, misfire, overlap, …
+
+        Raises:
+            BadConfiguration: the line or a name is none, or the app has no name.
+        """
+        try:
+            check_expression(line)
+        except BadExpression as error:
+            raise BadConfiguration(f"@app.cron({line!r}): {error}") from error
+        return self._declare(name, {"cron": line, "tz": tz, **options})
+
+    def every(self, span: timedelta | float, *, name: str | None = None, **options: Unpack[Options]) -> Callable[[Handler], Handler]:
+        """Declares that a task runs again and again, as `cron` does.
+
+        Args:
+            span: how long after one another, as a timedelta or in seconds. Without `start` counted from Monday, 1 January 2018, 0:00 UTC:
+                every hour is on the hour, whoever deploys when.
+            name, options: as of `cron`.
+
+        Raises:
+            BadConfiguration: as of `cron`.
+        """
+        return self._declare(name, {"every": span, **options})
+
+    def every_after(self, span: timedelta | float, *, name: str | None = None, **options: Unpack[Options]) -> Callable[[Handler], Handler]:
+        """As `every`, counted from the end of the run before; the first is due when it is applied, unless there is a `start`."""
+        return self._declare(name, {"every_after": span, **options})
+
+    @property
+    def schedules(self) -> list[Declared]:
+        """What was declared, in the order of job ids.
+
+        Raises:
+            BadConfiguration: a schedule belongs to no task, or two have the same name.
+        """
+        names = {task.handler: task.name for task in self.tasks.values()}
+        return self._declarations.resolved(names.get)
+
+    def _declare(self, name: str | None, options: Mapping[str, Any]) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            self._declarations.add(name, handler, options)
+            return handler
+
+        return register
 
     def middleware(self, layer: Layer) -> Layer:
         """Puts an object around every run, of tasks registered before and after. It has any of these methods, plain ones also where
