@@ -765,6 +765,19 @@ def test_a_job_that_is_over_and_defined_anew_with_its_anchor_does_not_begin_in_t
     assert (world.slots(), world.phase(), world.left_out()) == ([at(0), at(60)], Phase.SUCCEEDED, (0, 0))
 
 
+@pytest.mark.parametrize("before", [cancel(), schedule(every(HOUR_MS, jitter_ms=1), created_ms=at(5), on_conflict=OnConflict.REPLACE)])
+def test_slots_since_a_definition_was_made_are_its_own_also_where_nobody_was_there_then(before: Schedule | Cancel) -> None:
+    """Its owner takes in both commands half an hour later, in one step: it had looked at none of these slots."""
+    world = World()
+    world.step(schedule(every(HOUR_MS)))
+    world.settle()
+    world.end(run(0))
+    world.now_ms = at(35)
+    world.step(before, schedule(every(10 * MINUTE_MS), created_ms=at(6), on_conflict=OnConflict.REPLACE))
+    world.settle()
+    assert (world.slots(), world.left_out()) == ([at(0), at(30)], (2, 0))
+
+
 @pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.QUEUE])
 def test_a_run_whose_end_is_not_read_yet_leaves_no_slot_out_because_a_definition_comes(overlap: str) -> None:
     """The run ended before the slot; its owner was down then, and reads commands and outcomes in whichever order when it is back."""

@@ -622,9 +622,8 @@ class Step:
         until_ms = min(record["created_ms"] - 1, self.now_ms)
         trail = state["trail"]
         if state["phase"] != Phase.WAITING or trail is None:
-            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, max(until_ms, state["changed_ms"]), 0)
-        decided_ms, unfit = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1)), 0
-        after = record["recurrence"]
+            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, until_ms, 0)
+        after, decided_ms, unfit = record["recurrence"], until_ms, 0
         goes_on = after is not None and known.due_ms == record["due_ms"] and has_same_slots(recurrence, after)
         if state["slot_ms"] <= until_ms:
             is_uncertain = self.catching_up and recurrence["overlap"] != Overlap.ALLOW and self._going(job_id, trail["runs"])
@@ -632,10 +631,10 @@ class Step:
                 upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
                 unfit = self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
                 state = self._current(job_id, known)
-            if goes_on and (unfit or is_uncertain):
-                decided_ms, unfit = state["slot_ms"] - 1, 0
         trail = state["trail"]
         assert trail is not None
+        if goes_on and state["phase"] == Phase.WAITING and state["slot_ms"] != trail["queued_ms"]:
+            decided_ms, unfit = state["slot_ms"] - 1, 0  # beyond, or before where it could not decide
         is_waiting_for_end = state["phase"] == Phase.WAITING and not trail["wake_ms"]
         handed_out = state["attempt"]
         return _Before(known.due_ms, recurrence, state["slot_ms"], trail["queued_ms"], handed_out, is_waiting_for_end, decided_ms, unfit)

@@ -31,6 +31,7 @@ from duewheel.proof.ledger import Ledger, Run, Story
 from duewheel.proof.slots import begin_ms, slots_between
 
 _NEVER_MS: Final = DUE_MS_MAX + 1
+_OF_SLOTS: Final = ("kind", "every_ms", "expression", "zone", "start_ms", "end_ms")
 _MANY: Final = 2**63
 _LOOKED_AT_MAX: Final = 10_000
 _SHOWN_MAX: Final = 5
@@ -231,9 +232,10 @@ def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]
     if not before.states:
         return max(begins_ms, first.changed_ms + 1), False
     was, until_ms = before.states[-1], min(defined.created_ms - 1, first.changed_ms)
-    if was.phase != Phase.WAITING:
-        return max(begins_ms, until_ms + 1, was.changed_ms + 1), True
-    return max(begins_ms, until_ms + 1, min(was.changed_ms + 1, was.slot_ms), was.queued_ms + 1), True
+    goes_on = (
+        was.phase == Phase.WAITING and was.queued_ms != was.slot_ms and all(before.defined.recurrence[f] == assigned[f] for f in _OF_SLOTS)
+    )
+    return max(begins_ms, until_ms + 1, was.slot_ms if goes_on else 0, was.queued_ms + 1), True
 
 
 def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after: Run | None) -> Owed:
