@@ -20,7 +20,7 @@ from duewheel.core.audit import Audit, Dispatched
 from duewheel.core.differences import Difference, Unjudged
 from duewheel.core.errors import RejectedJob
 from duewheel.core.judgement import judge
-from duewheel.core.model import Outcome, Schedule, State
+from duewheel.core.model import Change, Outcome, Schedule, State
 from duewheel.core.step import Defined, Step, timer_ms
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE, StoreAudit
 from duewheel.core.wheel import timer_key
@@ -102,6 +102,8 @@ def _fold_intake(logs: Logs, audit: Audit) -> None:
             audit.cancel(record["job_id"], at_ms)
         elif name == "drop":
             audit.drop(record["job_id"])
+        elif name == "change":
+            audit.change(offset, record)
         elif name == "unread":
             audit.unread(record["job_id"], Unjudged.REGISTRY)
 
@@ -149,7 +151,7 @@ class Life:
 
         def obey(step: Step) -> None:
             try:
-                step.schedule(record, codec.decode_command(command)[2], command)
+                step.schedule(record, codec.decode_command(command)[2], command, len(self.logs.intake) - 1)
             except RejectedJob:
                 self.logs.refused.add(len(self.logs.intake) - 1)
 
@@ -163,6 +165,20 @@ class Life:
         def obey(step: Step) -> None:
             with suppress(RejectedJob):
                 getattr(step, name)(record)
+
+        self.step(obey)
+
+    def modify(self, action: str, job_id: str, **fields: Any) -> None:
+        """Somebody pauses, resumes, runs or updates a job."""
+        offset = len(self.logs.intake)
+        record: Any = {**dict.fromkeys(Change.__annotations__), "job_id": job_id, "created_ms": self.now_ms, "action": action, **fields}
+        self.logs.intake.append((self.now_ms, "change", record))
+
+        def obey(step: Step) -> None:
+            try:
+                step.change(record, offset)
+            except RejectedJob:
+                self.logs.refused.add(offset)
 
         self.step(obey)
 
@@ -187,7 +203,7 @@ class Life:
 
     def step(self, obey: Callable[[Step], None]) -> None:
         step = Step(self, 0, self.last_token, self.now_ms, has_queue=lambda queue: self.has_queue, heard_ms=self.now_ms)
-        step.splice_schedule = codec.splice_schedule
+        step.splice_schedule, step.revise_schedule = codec.splice_schedule, codec.revise_schedule
         obey(step)
         step.fire(sorted(timer for timer in self.timers if timer < timer_key(self.now_ms + 1, "")))
         self.last_token = step.token

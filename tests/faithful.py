@@ -2,7 +2,8 @@
 
 The owners' rules are the real ones, `core.step`; everything around them is a page: logs are counters, time is an agenda, and of workers
 there is only what they leave behind. Workers and owners are killed, outcomes come late, from the dead, or never; commands are repeated,
-refused, lost on the way; jobs are cancelled, redefined, redriven, dropped, forgotten and made anew, and where it is asked for some recur.
+refused, lost on the way; jobs are cancelled, paused, resumed, run at once, updated, redefined, redriven, dropped, forgotten and made anew,
+and where it is asked for some recur.
 All by one `Random`.
 
     history = Faithful(Random(7), jobs=20).run()
@@ -18,16 +19,18 @@ from typing import Any, Final
 
 from duewheel.core.errors import RejectedJob
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Limits, OnConflict, Outcome, Phase, Result, State
+from duewheel.core.model import Action, Change, Limits, OnConflict, Outcome, Phase, Result, Schedule, State
 from duewheel.core.run_ids import home, parse
 from duewheel.core.step import Defined as Known
 from duewheel.core.step import Dispatching, Step
 from duewheel.core.wheel import due_of
 from duewheel.proof.history import (
     Acknowledged,
+    Answered,
     Backlog,
     BadRecordWritten,
     CancelInvoked,
+    ChangeInvoked,
     Committed,
     DeadLettered,
     DeathClosed,
@@ -59,7 +62,7 @@ from tests.recurring import cron, every, every_after
 
 INTAKE: Final = "intake"
 DISPATCH: Final = "dispatch"
-START_MS: Final = 1_600_000_000_000
+START_MS: Final = 1_700_000_000_000
 SPAN_MS: Final = 40_000
 PLAN: Final = Plan(punctual_ms=200, recovery_ms=8_000, cancel_ahead_ms=200, acknowledged_percent_min=0)
 
@@ -216,7 +219,8 @@ class Owner:
         self.intake: list[tuple[int, Callable[[Step], None]]] = []
         self.outcomes: list[tuple[int, Callable[[Step], None]]] = []
         self.letters: list[Event] = []
-        self.created: dict[tuple[str, int], int] = {}
+        self.records: dict[bytes, Schedule] = {}  # by what stands for their bytes here
+        self.actions: dict[int, str] = {}
         self.token = 0
         self.down_until_ms = 0
         self._timers: list[bytes] = []
@@ -245,7 +249,8 @@ class Owner:
         heard_ms = self.outcomes[0][0] - 1 if self.outcomes else world.now_ms
         if self.outcomes:
             world.later(5, self.step)
-        step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms, splice_schedule=lambda *fields: repr(fields).encode())
+        step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms)
+        step.revise_schedule, step.splice_schedule = self._revise, lambda *fields: repr(fields).encode()
         for _, apply in (*taken, *self.intake):
             apply(step)
         self._reading += len(self.intake)
@@ -256,6 +261,16 @@ class Owner:
         step.fire(fired)
         self._commit(step)
 
+    def encode(self, record: Schedule) -> bytes:
+        """What stands for the bytes of a command."""
+        command = repr(record).encode()
+        self.records[command] = record
+        return command
+
+    def _revise(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+        record = revise(self.records[command])
+        return record, b"work", self.encode(record)
+
     def _commit(self, step: Step) -> None:
         world, now_ms = self.world, self.world.now_ms
         self.token = step.token
@@ -263,7 +278,7 @@ class Owner:
             self.definitions[job_id] = known
             if known is not None:
                 run = parse(job_id)
-                created_ms = self.created[job_id, known.generation] if run is None else run.slot_ms
+                created_ms = self.records[known.command]["created_ms"] if run is None else run.slot_ms
                 told = (job_id, known.generation, known.due_ms, created_ms, known.recurrence)
                 world.tell(Defined(now_ms, self.number, world.append("state", self.number), *told))
         for job_id, state in step.states.items():
@@ -290,6 +305,9 @@ class Owner:
         told = (state["generation"], state["phase"], state["token"], state["slot_ms"], state["attempt"], state["crashes"])
         of_slots = (wake_ms, state["changed_ms"], queued_ms, left_out)
         world.tell(StateWritten(world.now_ms, self.number, offset, job_id, *told, *of_slots))
+        for answer in [] if state["trail"] is None else state["trail"]["answers"]:
+            command = answer["offset"]
+            world.tell(Answered(world.now_ms, self.number, offset, job_id, command, self.actions[command], answer["reason"]))
         if state["phase"] in TERMINAL:
             world.later(_RETENTION_MS, lambda: self.receive(self.intake, lambda step: step.forget(job_id)))
             if world.chance(10) and job_id.startswith("job-") and parse(job_id) is None:
@@ -313,19 +331,17 @@ class Producer:
         world.tell(EnqueueInvoked(world.now_ms, call, self.job_id, due_ms, created_ms, limits, replaces))
 
         def apply(step: Step, offset: int) -> None:
-            generation = 1 + getattr(step._defined(self.job_id), "generation", 0)
-            self.owner.created[self.job_id, generation] = created_ms
             on_conflict = OnConflict.REPLACE if replaces else OnConflict.IGNORE
             record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
             record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": limits, "recurrence": None}
-            before = step.counts.duplicates
-            step.schedule(record, b"work", f"{due_ms} {created_ms}".encode())
-            if step.counts.duplicates > before:
-                del self.owner.created[self.job_id, generation]
+            record["work"] = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None}
+            step.schedule(record, b"work", self.owner.encode(record), offset)
 
         self._send(call, apply)
         if world.chance(20):
             world.later(random.choice((1, 100, 1_000)), self.cancel)
+        if world.chance(20):
+            world.later(random.choice((1, 100, 1_000)), random.choice((self.pause, self.pause, self.change)))
         if world.chance(15) and not is_reused:
             world.later(random.choice((5, 300, 3_000)), self.enqueue)
 
@@ -348,6 +364,48 @@ class Producer:
         self.world.tell(CancelInvoked(self.world.now_ms, call, self.job_id))
         self._send(call, lambda step, offset: step.cancel({"job_id": self.job_id, "created_ms": step.now_ms}))
 
+    def pause(self) -> None:
+        """Holds it up for a while."""
+        self._change(Action.PAUSE)
+        self.world.later(self.world.random.choice((5, 500, 3_000)), self.resume)
+
+    def resume(self) -> None:
+        """Until somebody says that it was taken."""
+        if not self._change(self.world.random.choice((Action.RESUME, Action.RESUME, Action.RUN_NOW))):
+            self.world.later(500, self.resume)
+
+    def change(self) -> None:
+        """Asks for it at once, or for another time, or for something else."""
+        random = self.world.random
+        fields: dict[str, Any] = {}
+        if self.world.chance(70):
+            fields["due_ms"] = self.world.now_ms + random.choice((0, 300, 2_000))
+        if self.world.chance(20):
+            fields["limits"] = self._limits(fields.get("due_ms", 0)) or {"expires_ms": 0, "total_timeout_ms": 0, "crashes_max": 0}
+        if not fields and self.world.chance(50):
+            fields["payload"] = f"{self.world.number()}".encode()
+        self._change(Action.UPDATE if fields else Action.RUN_NOW, **fields)
+
+    def _change(self, action: Action, **fields: Any) -> bool:
+        world, state, call = self.world, self.owner.state(self.job_id), f"call-{self.world.number()}"
+        if state is not None and state["phase"] in TERMINAL and world.now_ms - state["changed_ms"] > _RETENTION_MS // 2:
+            return True  # one transaction may forget it, define it, and answer: then its two lives could not be told apart
+        record: Any = {
+            **dict.fromkeys(Change.__annotations__),
+            "job_id": self.job_id,
+            "created_ms": world.now_ms,
+            "action": action,
+            **fields,
+        }
+        due_ms, limits = fields.get("due_ms", 0), fields.get("limits")
+        world.tell(ChangeInvoked(world.now_ms, call, self.job_id, action, world.now_ms, due_ms, limits))
+
+        def apply(step: Step, offset: int) -> None:
+            self.owner.actions[offset] = action
+            self._obey(step, offset, lambda: step.change(record, offset))
+
+        return self._send(call, apply)
+
     def regret(self) -> None:
         """Decides what is to become of a dead run: nothing, another try, or oblivion."""
         world = self.world
@@ -361,27 +419,31 @@ class Producer:
         step.drop({"job_id": self.job_id, "token": self.token, "created_ms": step.now_ms})
 
     def _redrive(self, step: Step, offset: int) -> None:
+        self._obey(step, offset, lambda: step.redrive({"job_id": self.job_id, "token": self.token, "created_ms": step.now_ms}))
+
+    def _obey(self, step: Step, offset: int, obey: Callable[[], None]) -> None:
         try:
-            step.redrive({"job_id": self.job_id, "token": self.token, "created_ms": step.now_ms})
+            obey()
         except RejectedJob as refused:
             self.owner.letters.append(DeadLettered(step.now_ms, INTAKE, self.owner.number, offset, refused.reason, self.job_id))
 
-    def _send(self, call: str, apply: Callable[[Step, int], None]) -> None:
-        """Sends a command, which may be refused, or lost, or stored without an answer."""
+    def _send(self, call: str, apply: Callable[[Step, int], None]) -> bool:
+        """Sends a command, which may be refused, or lost, or stored without an answer. Whether its sender knows that it is stored."""
         world = self.world
         fate = world.random.randrange(100)
         if fate < 3:
             world.tell(Refused(world.now_ms, call))
-            return
+            return False
         if fate < 6:
             world.tell(Unknown(world.now_ms, call))
-            return
+            return False
         offset = world.append(INTAKE, self.owner.number)
         self.owner.receive(self.owner.intake, lambda step: apply(step, offset))
         if fate < 9:
             world.later(3_000, lambda: world.tell(Unknown(world.now_ms, call)))
         elif fate >= 12:  # in between, the producer dies: no answer at all
             world.tell(Acknowledged(world.now_ms, call, self.owner.number, offset))
+        return fate >= 12
 
 
 class Recurring(Producer):
@@ -413,16 +475,13 @@ class Recurring(Producer):
         world.tell(EnqueueInvoked(created_ms, call, self.job_id, due_ms, created_ms, None, replaces, recurrence, rejects))
 
         def apply(step: Step, offset: int) -> None:
-            generation = 1 + getattr(step._defined(self.job_id), "generation", 0)
             record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
             record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": None, "recurrence": recurrence}
-            before = step.counts.scheduled
+            record["work"] = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None}
             try:
-                step.schedule(record, b"work", f"{created_ms} {recurrence}".encode())
+                step.schedule(record, b"work", self.owner.encode(record), offset)
             except RejectedJob as refused:
                 self.owner.letters.append(DeadLettered(step.now_ms, INTAKE, self.owner.number, offset, refused.reason, self.job_id))
-            if step.counts.scheduled > before:
-                self.owner.created[self.job_id, generation] = created_ms
 
         self._send(call, apply)
 

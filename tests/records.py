@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from duewheel.core.model import Closing, Misfire, Overlap, Phase, RecurrenceKind, Result
+from duewheel.core.model import Action, Closing, Misfire, Overlap, Phase, RecurrenceKind, Result
 from duewheel.resources import folder
 
 TIME_MS: Final = 1_790_000_000_000
@@ -120,6 +120,9 @@ trails = st.one_of(
             "endings": st.lists(endings, max_size=3),
             "runs": st.lists(times, max_size=3),
             "queued_ms": spans,
+            "answers": st.lists(
+                st.fixed_dictionaries({"offset": tokens, "taken_ms": times, "reason": texts, "message": texts}), max_size=2
+            ),
         }
     ),
 )
@@ -144,6 +147,21 @@ RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
     "Cancel": st.fixed_dictionaries({"job_id": texts, "created_ms": times}),
     "Redrive": of_dead_runs,
     "Drop": of_dead_runs,
+    "Change": st.fixed_dictionaries(
+        {
+            "job_id": texts,
+            "created_ms": times,
+            "action": st.sampled_from(list(Action)).map(str),
+            "due_ms": st.one_of(st.none(), times),
+            "retention_ms": st.one_of(st.none(), times),
+            "limits": limits,
+            "recurrence": recurrences,
+            "payload": st.one_of(st.none(), blobs),
+            "content_type": st.one_of(st.none(), texts),
+            "headers": st.one_of(st.none(), st.dictionaries(texts, texts, max_size=3)),
+            "policy": policies,
+        }
+    ),
     "Definition": definitions,
     "State": states,
     "Progress": st.fixed_dictionaries({"token": tokens, "intake_offset": tokens, "outcomes_offset": tokens}),
@@ -211,6 +229,7 @@ FUNCTIONS: Final = {
     "Cancel": "cancel",
     "Redrive": "redrive",
     "Drop": "drop",
+    "Change": "change",
     "Definition": "definition",
     "State": "state",
     "Progress": "progress",
@@ -223,7 +242,7 @@ FUNCTIONS: Final = {
 }
 """The kinds of records, and what the codec's functions for them are called."""
 
-COMMANDS: Final = ("Schedule", "Cancel", "Redrive", "Drop")
+COMMANDS: Final = ("Schedule", "Cancel", "Redrive", "Drop", "Change")
 """Those that are read by `decode_command`."""
 
 

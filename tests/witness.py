@@ -15,11 +15,13 @@ from typing import Any, Final
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.store import Disk, MemoryStore
 from duewheel.adapters.memory.world import Process, World
+from duewheel.core.errors import UndecodableRecord
 from duewheel.core.model import OnConflict
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import DEFINITION, STATE, Partition
 from duewheel.ports import Record
 from duewheel.proof.history import (
+    Answered,
     DeadLettered,
     DeathClosed,
     Defined,
@@ -51,6 +53,35 @@ def event_of(record: Record, topology: Topology) -> Event | None:
         where = (record.timestamp()[1], topic, record.partition(), record.offset())
         return Dispatched(*where, d["timer_partition"], d["job_id"], d["generation"], d["token"], d["attempt"], d["slot_ms"], crashes)
     return None
+
+
+def answers_of(record: Record, topology: Topology, actions: Mapping[tuple[int, int], str]) -> Iterator[Answered]:
+    """What a state record says became of commands that were to change its job.
+
+    Args:
+        actions: as `actions_of` gives them.
+    """
+    key, value = record.key() or b"", record.value()
+    if record.topic() != topology.state or key[:1] != STATE or value is None:
+        return
+    trail = codec.decode_state(value)["trail"]
+    at_ms, partition = record.timestamp()[1], record.partition()
+    for answer in [] if trail is None else trail["answers"]:
+        command = answer["offset"]
+        yield Answered(at_ms, partition, record.offset(), key[1:].decode(), command, actions[partition, command], answer["reason"])
+
+
+def actions_of(commands: Iterable[Record]) -> dict[tuple[int, int], str]:
+    """What those of these commands ask for that are to change a job, by partition and offset."""
+    found = {}
+    for record in commands:
+        try:
+            decoded = codec.decode_command(record.value())
+        except UndecodableRecord:
+            continue
+        if decoded[0] == "change":
+            found[record.partition(), record.offset()] = decoded[1]["action"]
+    return found
 
 
 def snapshots(

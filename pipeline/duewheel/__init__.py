@@ -1,6 +1,8 @@
 """Duewheel: a distributed job scheduler on Kafka."""
 
 from duewheel.client import (
+    ChangeHandle,
+    ChangeRefused,
     Client,
     Decision,
     Job,
@@ -10,8 +12,10 @@ from duewheel.client import (
     JobHandle,
     JobReplaced,
     JobResult,
+    JobStatus,
     JobUnknown,
     Scheduled,
+    Update,
 )
 from duewheel.core.retry import RetryPolicy
 from duewheel.wiring import connect
@@ -31,6 +35,8 @@ from duewheel.worker.verdicts import (
 __all__ = [
     "App",
     "Cancelled",
+    "ChangeHandle",
+    "ChangeRefused",
     "Client",
     "Context",
     "Decision",
@@ -43,6 +49,7 @@ __all__ = [
     "JobHandle",
     "JobReplaced",
     "JobResult",
+    "JobStatus",
     "JobUnknown",
     "ProcessDied",
     "ResultTooLarge",
@@ -52,5 +59,6 @@ __all__ = [
     "Scheduled",
     "Snooze",
     "UnknownTask",
+    "Update",
     "connect",
 ]

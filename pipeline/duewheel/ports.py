@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Limits, Outcome, Progress, State, Stop, Terms
+from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Limits, Outcome, Progress, Schedule, State, Stop, Terms
 from duewheel.core.step import Defined
 
 
@@ -281,7 +281,8 @@ class Codec(Protocol):
     """Bytes to records and back, strictly. `adapters.avro.codec` is one, as a module."""
 
     def decode_command(self, value: bytes | None) -> tuple[str, Any, bytes]:
-        """("schedule", Schedule, its work encoded), or ("cancel", Cancel, nothing), ("redrive", Redrive, nothing), ("drop", Drop, nothing).
+        """("schedule", Schedule, its work encoded), or ("cancel", Cancel, nothing), ("redrive", Redrive, nothing), ("drop", Drop, nothing),
+        ("change", Change, nothing).
 
         Nothing may be written into a record: the dicts of limits and policies in it are shared with other records.
 
@@ -303,6 +304,9 @@ class Codec(Protocol):
 
     def splice_definition(self, generation: int, offset: int, command: bytes) -> bytes:
         """The encoded Definition around an encoded Schedule."""
+
+    def revise_schedule(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+        """An encoded Schedule, revised: as a record, its work encoded, and all of it encoded."""
 
     def splice_schedule(
         self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes

@@ -89,7 +89,7 @@ class Inline:
 
     def __init__(self, app: App, clock: Clock | None = None) -> None:
         clock = SystemClock() if clock is None else clock
-        encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+        encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
         self._log = _Intake(app, clock)
         self.client = Client(self._log, clock, *encoders, new_job_id)
         self.ran = self._log.ran

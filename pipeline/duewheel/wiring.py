@@ -60,7 +60,7 @@ def producing_client(kafka: KafkaConfig, topology: Topology, timeout_s: float, p
     from duewheel.client.results import Results
 
     log, clock = KafkaIntake(kafka, topology.intake, timeout_s), SystemClock()
-    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
     results = Results(lambda: KafkaStates(kafka, topology.state), codec, clock)
     return Client(log, clock, *encoders, new_job_id, results, propagate)
 

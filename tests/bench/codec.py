@@ -69,7 +69,7 @@ def terms(record: Schedule) -> Terms | None:
     return limits and {"crashes": 0, "is_last_life": False, "expires_ms": limits["expires_ms"], "deadline_ms": 0}
 
 
-NO_TRAIL: Trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
+NO_TRAIL: Trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0, "answers": []}
 
 
 def state(pick: random.Random, now_ms: int) -> State:

@@ -74,7 +74,7 @@ def rate(count: int, schedule: Callable[[], object]) -> tuple[float, float]:
 def measure(kafka: KafkaConfig) -> None:
     topology = Topology(f"enqueue-{uuid.uuid4().hex[:8]}")
     ensure(kafka, topology, {"default": 1}, partitions=4)
-    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
     dry = Client(Nowhere(), SystemClock(), *encoders, new_job_id)
     with duewheel.connect(kafka.bootstrap_servers, prefix=topology.prefix) as client:
         client.schedule("warm")

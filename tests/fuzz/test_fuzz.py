@@ -115,8 +115,8 @@ def test_good_inputs_are_good(name: str) -> None:
 def test_intake_is_fuzzed_with_all_kinds_of_answers() -> None:
     target = TARGETS["intake"]
     maker = Maker(target)
-    kinds = {target.call(maker.make(7, number))[0].name for number in range(2_000)}
-    assert kinds == {"SCHEDULE", "CANCEL", "REDRIVE", "DROP", "FORWARD", "REFUSE"}
+    kinds = {target.call(maker.make(7, number))[0].name for number in range(4_000)}
+    assert kinds == {"SCHEDULE", "CANCEL", "REDRIVE", "DROP", "CHANGE", "FORWARD", "REFUSE"}
 
 
 def test_shrinking_keeps_what_is_needed() -> None:

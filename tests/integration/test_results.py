@@ -19,7 +19,7 @@ from opentelemetry import context as contexts
 from opentelemetry.sdk.trace import TracerProvider
 
 import duewheel
-from duewheel import Client, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, tracing
+from duewheel import ChangeRefused, Client, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobUnknown, RetryPolicy, Update, tracing
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.topics import ensure
 from duewheel.client.reading import MARGIN_MS
@@ -213,6 +213,35 @@ def test_the_shell_is_told_what_was_decided(site: Site) -> None:
     assert "shell rejected: the id is known already" in rejected.stderr
     ignored = schedule("--job-id", "shell", "--decision")
     assert (ignored.returncode, ignored.stdout.rstrip()[-9:]) == (0, ", ignored")
+
+
+def test_a_job_is_paused_moved_updated_and_run_at_once(site: Site) -> None:
+    where = ("-b", site.kafka.bootstrap_servers, "--prefix", site.topology.prefix)
+
+    def shell(*arguments: str) -> tuple[int, list[Any]]:
+        command = [sys.executable, "-m", "duewheel.cli.main", *arguments, "--json", *where]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return ran.returncode, [json.loads(line) for line in ran.stdout.splitlines()]
+
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    with site.client() as client:
+        handle = client.schedule("double", 1, at=due_ms, job_id="changing")
+        assert client.pause("changing").wait(END_S).phase == "PAUSED"
+        assert client.reschedule("changing", at=due_ms + 1).wait(END_S).due_ms == due_ms + 1
+        status = client.update("changing", Update(payload=4)).wait(END_S)
+        assert (status.phase, status.generation) == ("PAUSED", 3)
+        code, (paused, unknown) = shell("pause", "changing", "nobody")
+        assert (code, paused["phase"], unknown["reason"]) == (1, "PAUSED", "unknown")
+        code, [updated] = shell("update", "changing", "4", "--attempts", "2")
+        assert (code, updated["phase"], updated["generation"]) == (0, "PAUSED", 4)
+        assert shell("run-now", "changing")[0] == 0
+        assert handle.wait(END_S).value == 8, "the handle waits on through all of this"
+        with pytest.raises(ChangeRefused, match="job changing is over: SUCCEEDED") as refusal:
+            client.resume("changing").wait(END_S)
+        assert refusal.value.reason == "over"
+        assert handle.wait(END_S).value == 8, "and what is over stays as it was"
+        with pytest.raises(JobUnknown, match="job nobody is not known"):
+            client.resume("nobody").wait(END_S)
 
 
 def test_a_job_that_is_defined_anew_is_not_waited_for(site: Site) -> None:

@@ -149,7 +149,7 @@ def _troubles(topology: Topology, job_id: str) -> list[Written]:
     key, work = job_id.encode(), _schedule(job_id)["work"]
     definition = Definition(generation=1, offset=0, schedule=_schedule(job_id))
     failure = Failure(type="OSError", message="away", traceback="…")
-    trail = Trail(wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[], runs=[], queued_ms=0)
+    trail = Trail(wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[], runs=[], queued_ms=0, answers=[])
     written: list[Written] = []
 
     def write(topic: str, value: bytes | None, state: bool = False) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duewheel.core.limits import DAY_MS, MINUTE_MS
-from duewheel.core.model import OnConflict, Result
+from duewheel.core.model import Action, OnConflict, Result
 from duewheel.core.store_audit import PROGRESS
 from tests.audit_world import START_MS, DictStore, Life, differences, schedule, store_differences
 
@@ -30,7 +30,19 @@ waits = st.tuples(st.just("wait"), st.sampled_from([0, 1, 39, 41, 250, 1_000, 3 
 others = st.one_of(
     st.tuples(st.sampled_from(["cancel", "redrive", "drop", "forget", "overdue"]), jobs), st.tuples(st.just("queue"), st.booleans())
 )
-histories = st.lists(st.one_of(schedules, schedules, outcomes, outcomes, waits, waits, others), min_size=3, max_size=40)
+changes = st.tuples(
+    st.just("change"),
+    jobs,
+    st.one_of(
+        st.tuples(st.sampled_from([Action.PAUSE, Action.RESUME, Action.RUN_NOW]), st.just({})),
+        st.tuples(st.just(Action.UPDATE), st.fixed_dictionaries({"payload": st.sampled_from([b"1", b"2", b"3"])})),
+        st.tuples(st.just(Action.UPDATE), st.fixed_dictionaries({"due_ms": st.sampled_from([START_MS, START_MS + 700])})),
+        st.tuples(
+            st.just(Action.UPDATE), st.fixed_dictionaries({"limits": limits.filter(bool), "retention_ms": st.sampled_from([0, 400])})
+        ),
+    ),
+)
+histories = st.lists(st.one_of(schedules, schedules, outcomes, outcomes, waits, waits, others, changes, changes), min_size=3, max_size=40)
 
 
 def live(history: list[tuple[Any, ...]]) -> Life:
@@ -48,6 +60,9 @@ def live(history: list[tuple[Any, ...]]) -> Life:
             life.pass_time(what[0])
         elif kind == "queue":
             life.has_queue = what[0]
+        elif kind == "change":
+            job_id, (action, given) = what
+            life.modify(action, job_id, **given)
         elif kind == "forget":
             life.forget(what[0])
         elif kind == "overdue":

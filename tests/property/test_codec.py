@@ -113,7 +113,7 @@ ENDING: Any = {
 }
 TRAILS: list[Any] = [
     None,
-    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0},
+    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0, "answers": []},
     {
         "wake_ms": 0,
         "lease_ms": 0,
@@ -122,6 +122,7 @@ TRAILS: list[Any] = [
         "endings": [ENDING, {**ENDING, "started_ms": TIME_MS}],
         "runs": [TIME_MS, TIME_MS + 1],
         "queued_ms": TIME_MS,
+        "answers": [],
     },
 ]
 

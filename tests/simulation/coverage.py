@@ -16,6 +16,7 @@ from duewheel.core.model import Closing, Phase, Result
 from duewheel.core.run_ids import parse
 from duewheel.core.trail import expires_ms
 from duewheel.proof.history import (
+    Answered,
     BadRecordWritten,
     DeadLettered,
     DeathClosed,
@@ -44,6 +45,13 @@ DEEDS: Final = (
     "job id used anew",
     "dead run redriven",
     "dead run dropped",
+    "job paused",
+    "paused job resumed",
+    "job run at once",
+    "job updated",
+    "change of what runs refused",
+    "change of what is over refused",
+    "update refused by the rules",
     "expired too early by a worker's clock",
     "dispatch deleted with its queue",
     "job asked for",
@@ -66,6 +74,12 @@ DEEDS: Final = (
     f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
     f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
 )
+_OBEYED: Final = {"PAUSE": "job paused", "RESUME": "paused job resumed", "RUN_NOW": "job run at once", "UPDATE": "job updated"}
+_REFUSED: Final = {
+    "running": "change of what runs refused",
+    "over": "change of what is over refused",
+    "unknown": "change of an unknown job refused",
+}
 _BAD: Final = {TOPOLOGY.intake: DEEDS[0], TOPOLOGY.outcomes: DEEDS[1], TOPOLOGY.dispatch(QUEUE): DEEDS[2]}
 
 
@@ -96,8 +110,8 @@ def deeds(history: Sequence[Event], site: Site, strays: Collection[str]) -> Coun
             met["job forgotten"] += 1
             forgotten[event.job_id] = event.offset
         elif isinstance(event, DeathClosed):
-            met["dead run redriven"] += event.how == Closing.REDRIVEN
-            met["dead run dropped"] += event.how == Closing.DROPPED
+            met[f"dead run {event.how.lower()}"] += 1
+    met.update(_answer(event) for event in history if isinstance(event, Answered))
     for event in history:
         if isinstance(event, Defined):
             met["job id used anew"] += event.offset > forgotten.get(event.job_id, event.offset)
@@ -136,3 +150,7 @@ def _of_slots(history: Sequence[Event], site: Site) -> Counter[str]:
         elif isinstance(event, DeathClosed):
             met["slot's run redriven"] += event.how == Closing.REDRIVEN and parse(event.job_id) is not None
     return met
+
+
+def _answer(event: Answered) -> str:
+    return _REFUSED.get(event.reason, "update refused by the rules") if event.reason else _OBEYED[event.action]

@@ -94,6 +94,8 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
         Bug(Step, "_look", _HAS_RUN, "has_run=lambda slot_ms: False"),
     ),
     "slot that was left out not counted": (Bug(Step, "_leave_out", "+ missed + overlapped", "+ missed"),),
+    "a pause is answered and not obeyed": (Bug(Step, "_pause", 'if state["phase"] == Phase.PAUSED:', "if state:"),),
+    "only the last answer is written": (Bug(Step, "_write_answers", "answers[-ANSWERS_MAX:]", "answers[-1:]"),),
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),
     "producer reused after an unknown commit": (
         Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),

@@ -1,6 +1,6 @@
 """Whoever writes to the topics: producers that ask for jobs, people who look after dead runs, and strangers who write what nobody can read.
 
-    job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile
+    job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile; paused, run at once or updated
     brief-2    forgotten as soon as it is over; then its id is used anew
     often-3    recurs; is redefined, with its anchor or another, and cancelled; some of its runs are cancelled, redriven, dropped
     stray-1    a good command on the wrong partition, as a client without murmur2 writes it
@@ -20,11 +20,11 @@ from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.intake import MemoryIntake
 from duewheel.adapters.memory.logs import Headers, Log
 from duewheel.adapters.memory.world import Process
-from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.client.commands import Job, Update, cancel_command, change_command, drop_command, redrive_command, schedule_command
 from duewheel.core.errors import BrokerUnavailable, RejectedJob
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
-from duewheel.core.model import Limits, Schedule, State
+from duewheel.core.limits import DUE_MS_MIN, FOREIGN_HEADERS_BYTES_MAX
+from duewheel.core.model import Action, Limits, Phase, Schedule, State
 from duewheel.core.run_ids import parse
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import STATE
@@ -32,6 +32,7 @@ from duewheel.proof.history import (
     Acknowledged,
     BadRecordWritten,
     CancelInvoked,
+    ChangeInvoked,
     DropInvoked,
     EnqueueInvoked,
     RedriveInvoked,
@@ -45,6 +46,7 @@ from tests.simulation.site import TOPOLOGY, Site
 SECOND_US: Final = 1_000_000
 _FORGOTTEN_WITHIN_S: Final = 40
 _RECURS_BEYOND_US: Final = 6 * SECOND_US
+_RESUMES_MAX: Final = 100
 _BAD_BYTES_MAX: Final = 2_000
 _MALFORMED: Final = [bad.value for bad in CORPUS if bad.value is None or len(bad.value) <= _BAD_BYTES_MAX]
 
@@ -58,6 +60,7 @@ class Producers:
         spoils_dispatches: whether strangers write to the dispatch topic as well. Where a person sets its group back, or deletes it, what
             was refused there is refused once more, or never.
         expiring: how many jobs may not start after some time, from 0 to 1.
+        changes: whether they pause, resume, run and update jobs.
 
     Attributes:
         asking: how many have more to ask.
@@ -66,7 +69,7 @@ class Producers:
         bad: partition and offset of records that nobody can read, by topic.
     """
 
-    def __init__(self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float) -> None:
+    def __init__(self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float, changes: bool) -> None:
         self._site = site
         self._world = site.world
         self._random = random
@@ -74,6 +77,7 @@ class Producers:
         self._spoilt = [TOPOLOGY.intake, TOPOLOGY.intake, TOPOLOGY.outcomes]
         self._spoils_dispatches = spoils_dispatches
         self._expiring = expiring
+        self._changes = changes
         self._process = Process(site.world, "producer")
         self._calls = 0
         self._scheduled: dict[str, int] = {}
@@ -91,6 +95,8 @@ class Producers:
         self._until_us = until_us
         moments: list[Callable[[], None]] = [lambda n=n: self._schedule(f"job-{n}") for n in range(jobs)]  # type: ignore[misc]
         moments += [self._again] * (jobs // 3)
+        if self._changes:
+            moments += [self._change] * (jobs // 3)
         if not is_calm:
             moments += [lambda n=n: self._briefly(f"brief-{n}") for n in range(self._random.choice((0, 2, 4)))]  # type: ignore[misc]
             moments += [lambda n=n: self._astray(f"stray-{n}") for n in range(self._random.choice((0, 2, 5)))]  # type: ignore[misc]
@@ -174,6 +180,47 @@ class Producers:
     def _cancel(self, job_id: str) -> bool:
         now_ms = self._world.now_ms
         return self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
+
+    # --- changes ---
+
+    def _change(self) -> None:
+        """Changes a job that is known, whatever it does just then."""
+        known = sorted(self._scheduled.keys() - self._dropped)
+        if not known:
+            return
+        job_id, draw, random = self._random.choice(known), self._random.random(), self._random
+        if draw < 0.5:
+            self._hold(job_id, random.random() * random.choice((0.1, 3, 15)))
+        elif draw < 0.65:
+            self._ask_to(Action.RUN_NOW, job_id)
+        elif draw < 0.75:
+            self._ask_to(Action.UPDATE, job_id, Update(delay=random.random() * 20))
+        elif draw < 0.9:
+            self._ask_to(Action.UPDATE, job_id, Update(payload=self._tasks.behaviour(random)[1]))
+        else:
+            self._ask_to(Action.UPDATE, job_id, Update(expires_at=DUE_MS_MIN))  # which is before it is due
+
+    def _hold(self, job_id: str, seconds: float) -> None:
+        """Pauses a job, and lets it go on after a while."""
+        self._ask_to(Action.PAUSE, job_id)
+        self._process.sleep(seconds)
+        for _ in range(_RESUMES_MAX):  # what was asked for without an answer may come later than it
+            if self._ask_to(self._random.choice((Action.RESUME, Action.RESUME, Action.RUN_NOW)), job_id):
+                self._process.sleep(5.0)
+                if not self._is_paused(job_id):
+                    return
+            self._process.sleep(1.0)
+
+    def _ask_to(self, action: Action, job_id: str, update: Update | None = None) -> bool:
+        now_ms = self._world.now_ms
+        command = change_command(job_id, action, now_ms, update)
+        # Limits that break a rule are given by nobody.
+        asked = ChangeInvoked(now_ms, self._call(), job_id, action, now_ms, command["due_ms"] or 0)
+        return self._send(asked, job_id, codec.encode_change(command))
+
+    def _is_paused(self, job_id: str) -> bool:
+        value = self._site.fold().get(STATE + job_id.encode())
+        return value is not None and codec.decode_state(value)["phase"] == Phase.PAUSED
 
     def _drop(self, job_id: str, token: int) -> None:
         """Lets a dead run be forgotten, and uses its id anew, where it is one that may be asked for."""

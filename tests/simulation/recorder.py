@@ -15,6 +15,7 @@ from duewheel.adapters.memory.broker import Broker
 from duewheel.adapters.memory.logs import MemoryRecord
 from duewheel.adapters.memory.store import Disk
 from duewheel.core.errors import Reason
+from duewheel.core.model import Action
 from duewheel.core.run_ids import parse
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import DEFINITION
@@ -22,6 +23,7 @@ from duewheel.proof.history import (
     Acknowledged,
     Backlog,
     BadRecordWritten,
+    ChangeInvoked,
     DeadLettered,
     Dispatched,
     EnqueueInvoked,
@@ -31,7 +33,7 @@ from duewheel.proof.history import (
     StateWritten,
 )
 from tests.simulation.site import TOPOLOGY, Site
-from tests.witness import definition_of, definitions, event_of, snapshots
+from tests.witness import actions_of, answers_of, definition_of, definitions, event_of, snapshots
 
 _REMEMBERED_MS: Final = 60_000
 
@@ -39,6 +41,7 @@ _REMEMBERED_MS: Final = 60_000
 def of_topics(site: Site, bad: Mapping[str, Collection[tuple[int, int]]]) -> Iterator[Event]:
     """All that owners and workers ever committed; `bad` says where records lie, by topic, that others wrote and nobody can read."""
     logs = [(site.log_name(topic), log) for topic, logs in site.broker.topics.items() for log in logs]
+    actions = actions_of(record for log in site.broker.topic(TOPOLOGY.intake) for record in log.kept)
     for name, log in [*logs, *site.deleted]:
         unreadable = bad.get(log.topic, ())
         for record in sorted(log.kept, key=MemoryRecord.offset):
@@ -49,6 +52,8 @@ def of_topics(site: Site, bad: Mapping[str, Collection[tuple[int, int]]]) -> Ite
                 event = event._replace(left_out=site.left_out.get(id(record.value()), (b"", 0))[1])
             if event is not None:
                 yield event
+            if isinstance(event, StateWritten):
+                yield from answers_of(record, TOPOLOGY, actions)
 
 
 def turned_away(site: Site, bad: Mapping[str, Collection[tuple[int, int]]]) -> dict[tuple[int, int], MemoryRecord]:
@@ -132,7 +137,12 @@ def of_stores(broker: Broker, topology: Topology, disk: Disk, partitions: Sequen
 
 
 def of_inputs(site: Site, at_ms: int) -> Iterator[Event]:
-    """How each job is defined, as its commands say, and as the changelog does."""
+    """How each job is defined, as its commands say, and as the changelog does; but for those that were changed: when, commands do not
+    tell.
+    """
+    changed = {
+        event.job_id for event in site.history if isinstance(event, ChangeInvoked) and event.action in (Action.UPDATE, Action.RUN_NOW)
+    }
     refused: set[tuple[int, int]] = set()
     for letter in of_topic(site, TOPOLOGY.dead_letter):
         if isinstance(letter, DeadLettered) and letter.topic == TOPOLOGY.intake:
@@ -142,10 +152,12 @@ def of_inputs(site: Site, at_ms: int) -> Iterator[Event]:
     for log in intake:
         commands = [r for r in sorted(log.kept, key=MemoryRecord.offset) if (log.partition, r.offset()) not in refused]
         defined = definitions(commands, len(intake))
-        jobs = {job_id: job for job_id, job in defined.items() if not site.times_forgotten(job_id)}
+        jobs = {job_id: job for job_id, job in defined.items() if not site.times_forgotten(job_id) and job_id not in changed}
         yield Snapshot(at_ms, "the end, by inputs", log.partition, "model", jobs)
         said = {key[1:].decode(): value for key, value in fold.items() if key[:1] == DEFINITION and value is not None}
         said = {job_id: value for job_id, value in said.items() if parse(job_id) is None}  # of runs no command tells
         mine = {job_id: value for job_id, value in said.items() if partition_of(job_id.encode(), len(intake)) == log.partition}
-        told = {job_id: definition_of(value) for job_id, value in mine.items() if not site.times_forgotten(job_id)}
+        told = {
+            job_id: definition_of(value) for job_id, value in mine.items() if not site.times_forgotten(job_id) and job_id not in changed
+        }
         yield Snapshot(at_ms, "the end, by inputs", log.partition, "fold", told)

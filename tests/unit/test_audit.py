@@ -409,10 +409,80 @@ def test_a_run_that_stands_for_no_slot_is_a_phantom(late_ms: int) -> None:
     life = recurred()
     slot_ms = START_MS + HOUR_MS + late_ms
     command = codec.splice_schedule(f"r@{slot_ms}", slot_ms, slot_ms, HOUR_MS, "default", None, WORK)
-    record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, 0, command))
+    record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, -1, command))
     progress(life)
     (found,) = differences(life.logs, life.now_ms)
     assert (found.kind, found.job_id, found.facts["what"]) == (Kind.PHANTOM, f"r@{slot_ms}", "slot")
+
+
+def changed() -> Life:
+    """A partition whose jobs were paused, updated and run at once."""
+    life = Life()
+    for job_id in ("held", "moved", "brought", "plain"):
+        life.command(schedule(job_id, START_MS + DAY_MS, on_conflict="REPLACE"))
+    life.command(schedule("retried", START_MS))
+    life.outcome("retried", "RETRY", retry_after_ms=DAY_MS)
+    life.command(schedule("r", START_MS + HOUR_MS, recurrence=every(HOUR_MS, overlap=Overlap.ALLOW)))
+    life.modify("PAUSE", "held")
+    life.modify("UPDATE", "moved", due_ms=START_MS + 2 * DAY_MS)
+    life.modify("UPDATE", "retried", payload=b"2")
+    life.modify("RUN_NOW", "brought")
+    life.modify("PAUSE", "nobody")
+    life.pass_time(HOUR_MS)
+    life.modify("RUN_NOW", "r")
+    life.pass_time(HOUR_MS // 2)
+    life.modify("RUN_NOW", "r")
+    return life
+
+
+def test_jobs_that_were_changed_agree_with_what_was_asked_for() -> None:
+    life = changed()
+    audit = Audit(0)
+    fold(life.logs, audit)
+    assert [*audit.drained(), *judge(audit, life.now_ms)] == []
+    assert audit.unjudged == {}, "and nothing of them is left out"
+    assert store_differences(life.logs, DictStore(life))[0] == []
+    beside = [known for known in map(life.defined, (f"r@{START_MS + HOUR_MS + 1}", f"r@{life.now_ms}")) if known is not None]
+    assert [known.offset for known in beside] == [len(life.logs.intake) - 2, len(life.logs.intake) - 1]
+
+
+def unasked_change(life: Life, action: str, job_id: str) -> None:
+    """Nobody asked for a change: in its place lies another's cancel."""
+    index = next(
+        n
+        for n, (_, name, asked) in enumerate(life.logs.intake)
+        if name == "change" and (asked["action"], asked["job_id"]) == (action, job_id)
+    )
+    life.logs.intake[index] = (life.now_ms, "cancel", {"job_id": "somebody", "created_ms": 0})
+
+
+@pytest.mark.parametrize(
+    "action, job_id, kind, found",
+    [
+        ("PAUSE", "held", Kind.UNFOUNDED, "held"),
+        ("UPDATE", "moved", Kind.NOT_REPLACED, "moved"),
+        ("UPDATE", "retried", Kind.PHANTOM, "retried"),
+        ("RUN_NOW", "brought", Kind.NOT_REPLACED, "brought"),
+        ("RUN_NOW", "r", Kind.PHANTOM, f"r@{START_MS + HOUR_MS + 1}"),
+    ],
+)
+def test_a_change_that_nobody_asked_for_is_found(action: str, job_id: str, kind: Kind, found: str) -> None:
+    life = changed()
+    unasked_change(life, action, job_id)
+    assert [(d.kind, d.job_id) for d in differences(life.logs, life.now_ms)] == [(kind, found)]
+    life.logs.since_ms["intake"] = life.now_ms + 10 * HOUR_MS
+    assert differences(life.logs, life.now_ms) == [], "where the intake does not reach back, nobody can tell"
+
+
+def test_a_definition_that_no_update_can_have_made_is_found() -> None:
+    """It says that it came from a command before the one that replaced it."""
+    life = changed()
+    value = life.values[b"dmoved"]
+    known = codec.peek_definition(value)
+    life.command(schedule("moved", START_MS + 3 * DAY_MS, on_conflict="REPLACE"))
+    record(life, b"dmoved", codec.splice_definition(9, known.offset, known.command))
+    progress(life)
+    assert [(d.kind, d.job_id) for d in differences(life.logs, life.now_ms)] == [(Kind.NOT_REPLACED, "moved")]
 
 
 def test_a_recurring_job_that_is_over_and_has_slots_left_is_unfounded() -> None:

@@ -14,7 +14,7 @@ from duewheel.cli.main import cli
 from duewheel.cli.times import duration, instant
 from duewheel.core.errors import BadConfiguration, Reason, RejectedJob
 from duewheel.core.limits import PAYLOAD_BYTES_MAX
-from duewheel.core.model import Schedule
+from duewheel.core.model import Change, Schedule
 from tests.recurring import cron, every, every_after
 
 AT = ["--at", "2030-01-01T00:00:00Z"]
@@ -265,3 +265,52 @@ def test_encode_schedule_takes_everything_that_makes_a_job_recur(monkeypatch: py
     assert scheduled(*AT, *line, *rules)["recurrence"] == expected
     monkeypatch.setenv("DUEWHEEL_TZ", "Europe/Berlin")
     assert scheduled(*AT)["recurrence"] is None
+
+
+# --- changes ---
+
+
+def changed(*arguments: str, stdin: str | bytes | None = None) -> Change:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    decoded = codec.decode_command(result.stdout_bytes)
+    assert decoded[0] == "change"
+    return decoded[1]
+
+
+@pytest.mark.parametrize("word, action", [("pause", "PAUSE"), ("resume", "RESUME"), ("run-now", "RUN_NOW")])
+def test_encode_writes_the_bytes_of_changes_that_take_an_id_alone(word: str, action: str) -> None:
+    command = changed(word, "jöb")
+    assert (command["job_id"], command["action"], command["created_ms"] > 0) == ("jöb", action, True)
+    assert {value for name, value in command.items() if name not in ("job_id", "action", "created_ms")} == {None}
+    assert run(word, "jöb", "--key").stdout_bytes == "jöb".encode()
+
+
+def test_encode_update_gives_what_was_said_and_nothing_else() -> None:
+    nothing = dict.fromkeys(("due_ms", "retention_ms", "limits", "recurrence", "payload", "content_type", "headers", "policy"))
+    common = {"job_id": "j", "action": "UPDATE"}
+
+    def given(*arguments: str, stdin: str | bytes | None = None) -> dict[str, object]:
+        command = changed("update", "j", *arguments, stdin=stdin)
+        return {name: value for name, value in command.items() if name != "created_ms"}
+
+    assert given('{"to": 7}') == {**common, **nothing, "payload": b'{"to":7}', "content_type": "application/json"}
+    binary = {"payload": b"\0", "content_type": "application/octet-stream"}
+    assert given("--payload-file", "-", stdin=b"\0") == {**common, **nothing, **binary}
+    assert given(*AT, "-H", "a=b") == {**common, **nothing, "due_ms": 1_893_456_000_000, "headers": {"a": "b"}}
+    limits = {"expires_ms": 0, "total_timeout_ms": 60_000, "crashes_max": 3}
+    assert given("--retention", "2h", "--total-timeout", "1m", "--crash-limit", "3") == {
+        **common, **nothing, "retention_ms": 7_200_000, "limits": limits,
+    }  # fmt: skip
+    policy = changed("update", "j", "--attempts", "3", "--retry-delay", "1m", "--run-timeout", "5s")["policy"]
+    assert policy is not None
+    assert (policy["attempts_max"], policy["delays_ms"], policy["run_timeout_ms"]) == (3, [60_000], 5_000)
+    assert changed("update", "j", "--cron", "30 3 * * *", "--tz", "Europe/Berlin")["recurrence"] == cron("30 3 * * *", "Europe/Berlin")
+
+
+@pytest.mark.parametrize("arguments, why", [((), "changes nothing"), (("--jitter", "1s"), "exactly one of them")])
+def test_an_update_that_says_nothing_or_half_of_it_is_refused(arguments: tuple[str, ...], why: str) -> None:
+    result = run("update", "j", *arguments)
+    assert isinstance(result.exception, RejectedJob)
+    assert why in str(result.exception)
+    assert result.stdout_bytes == b""

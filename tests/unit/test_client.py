@@ -76,9 +76,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def client(log: Log, clock: Clock) -> Client:
-    return Client(
-        log, clock, codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, lambda now_ms: f"made-{now_ms}"
-    )
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
+    return Client(log, clock, *encoders, lambda now_ms: f"made-{now_ms}")
 
 
 def test_schedule_sends_the_command_under_its_id_and_says_where_it_lies(client: Client, log: Log) -> None:

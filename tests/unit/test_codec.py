@@ -138,7 +138,16 @@ STATE: Any = {
     "slot_ms": TIME_MS,
     "changed_ms": TIME_MS,
     "error": None,
-    "trail": {"wake_ms": TIME_MS, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [ENDING], "runs": [], "queued_ms": 0},
+    "trail": {
+        "wake_ms": TIME_MS,
+        "lease_ms": 0,
+        "first_ms": 0,
+        "output": None,
+        "endings": [ENDING],
+        "runs": [],
+        "queued_ms": 0,
+        "answers": [],
+    },
 }
 
 

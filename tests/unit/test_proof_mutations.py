@@ -15,14 +15,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pytest
 
-from duewheel.core.model import Limits, Phase, Result
+from duewheel.core.model import Action, Limits, Phase, Result
 from duewheel.core.run_ids import parse
 from duewheel.core.step import Reason
 from duewheel.proof.history import (
     Acknowledged,
+    Answered,
     Backlog,
     BadRecordWritten,
     CancelInvoked,
+    ChangeInvoked,
     Committed,
     DeadLettered,
     Dispatched,
@@ -47,7 +49,7 @@ T = TypeVar("T")
 # Above every token and offset of the histories.
 BIG: Final = 1_000_000
 HISTORIES: Final = 3
-SEEDS: Final = 60
+SEEDS: Final = 120
 
 
 class NotHere(Exception):
@@ -85,12 +87,14 @@ class Scene:
             len(told) == 1 for told in (story.enqueues, story.defined, story.dispatches, story.starts, story.effects, story.outcomes)
         )
         succeeded = [state.phase for state in story.states] == [Phase.DISPATCHED, Phase.SUCCEEDED]
-        return once and succeeded and not story.cancels and self.ledger.acknowledged(story.enqueues[0].call) is not None
+        return (
+            once and succeeded and not story.cancels and not story.changes and self.ledger.acknowledged(story.enqueues[0].call) is not None
+        )
 
     def single(self, where: Callable[[Story], bool]) -> Story:
         """A job with one run, which was asked for once."""
         stories = (story for story in self.stories() if len(story.enqueues) == len(story.defined) == len(story.runs) == 1)
-        return self.any(story for story in stories if where(story))
+        return self.any(story for story in stories if not story.changes and where(story))
 
     def answer(self, story: Story) -> Acknowledged:
         answer = self.ledger.acknowledged(story.enqueues[0].call)
@@ -968,6 +972,109 @@ def a_retry_unheard(scene: Scene) -> None:
     story = scene.single(lambda story: not story.runs[0].undone and retried(story))
     after = story.runs[0].dispatches[1]
     scene.change(after, crashes=after.crashes + 1)
+
+
+# --- AnsweredOnce
+
+
+def _answered(scene: Scene) -> tuple[Story, Answered]:
+    """An update that was acknowledged and answered."""
+    updates = [(story, change) for story in scene.stories() for change in story.changes if change.action == Action.UPDATE]
+    stored = {(a.partition, a.offset) for a in (scene.ledger.acknowledged(change.call) for _, change in updates) if a is not None}
+    found = [(story, a) for story, _ in updates for a in story.answered if (a.partition, a.command) in stored]
+    return scene.any(found)
+
+
+@breaks("AnsweredOnce", "PausedStays", "Punctual", "OneOutcome")
+def a_change_that_nobody_answered(scene: Scene) -> None:
+    def is_lone(story: Story) -> bool:
+        known_ms = min((record.at_ms for record in story.defined), default=0)
+        stored = scene.ledger.acknowledged(story.changes[0].call) if len(story.changes) == len(story.answered) == 1 else None
+        return stored is not None and bool(story.answered[0].reason) and known_ms <= stored.at_ms
+
+    story = scene.any(story for story in scene.stories() if is_lone(story))
+    scene.drop(*story.answered, *story.forgotten)
+
+
+@breaks("AnsweredOnce", "PausedStays")
+def a_change_that_was_answered_twice(scene: Scene) -> None:
+    _, answered = _answered(scene)
+    scene.add(answered._replace(offset=answered.offset + BIG))
+
+
+@breaks("AnsweredOnce", "PausedStays")
+def a_change_that_was_answered_as_another(scene: Scene) -> None:
+    _, answered = _answered(scene)
+    scene.change(answered, action=Action.RESUME)
+
+
+@breaks("AnsweredOnce")
+def an_answer_to_nothing(scene: Scene) -> None:
+    story = scene.plain()
+    scene.add(Answered(story.states[-1].at_ms, 0, story.states[-1].offset, story.job_id, BIG, Action.RESUME))
+
+
+# --- PausedStays
+
+
+def _paused(scene: Scene) -> tuple[Story, Answered]:
+    """A job that was paused, resumed, and dispatched then; and the answer to its resume."""
+
+    def resumed(story: Story) -> Answered | None:
+        pauses = story.pauses
+        until = pauses[0].until if len(pauses) == 1 else None
+        if not isinstance(until, Answered) or until.action != Action.RESUME or len(story.runs) != 1 or len(story.enqueues) != 1:
+            return None
+        if until.offset == pauses[0].begun.offset:
+            return None
+        return until if any(dispatch.token > pauses[0].token for dispatch in story.dispatches) else None
+
+    story = scene.any(story for story in scene.stories() if resumed(story) is not None)
+    until = resumed(story)
+    assert until is not None
+    return story, until
+
+
+def _resume_of(scene: Scene, story: Story, answered: Answered) -> ChangeInvoked:
+    """The call behind an answer."""
+    place = answered.partition, answered.command
+    for change in story.changes:
+        stored = scene.ledger.acknowledged(change.call)
+        if stored is not None and (stored.partition, stored.offset) == place:
+            return change
+    raise NotHere
+
+
+@breaks("PausedStays")
+def dispatched_though_it_was_never_resumed(scene: Scene) -> None:
+    story, answered = _paused(scene)
+    change = _resume_of(scene, story, answered)
+    if sum(other.action != Action.PAUSE for other in story.changes) > 1:
+        raise NotHere
+    scene.drop(answered, change)
+
+
+@breaks("PausedStays", "Punctual")
+def dispatched_before_it_was_resumed(scene: Scene) -> None:
+    story, answered = _paused(scene)
+    if sum(other.action != Action.PAUSE for other in story.changes) > 1 or story.states[-1].phase != Phase.SUCCEEDED:
+        raise NotHere
+    scene.change(answered, offset=story.states[-1].offset)
+
+
+@breaks("PausedStays")
+def resumed_by_a_command_that_was_refused(scene: Scene) -> None:
+    story, answered = _paused(scene)
+    if sum(other.action != Action.PAUSE for other in story.changes) > 1:
+        raise NotHere
+    scene.change(answered, reason="over")
+
+
+@breaks("PausedStays")
+def paused_though_nobody_asked(scene: Scene) -> None:
+    story = scene.plain()
+    state = story.states[0]
+    scene.add(state._replace(phase=Phase.PAUSED, token=0, attempt=0, offset=story.defined[0].offset, at_ms=story.defined[0].at_ms))
 
 
 # --- the tests

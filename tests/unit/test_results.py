@@ -16,7 +16,7 @@ import pytest
 from duewheel.adapters.avro import codec
 from duewheel.client import Client, JobDidNotSucceed, JobHandle, JobReplaced, JobResult, JobUnknown, reading, results
 from duewheel.client.commands import Job, schedule_command
-from duewheel.client.reading import MARGIN_MS, Decision, Early, JobConflict, Reading, Sought, Waiter, mark
+from duewheel.client.reading import MARGIN_MS, ChangeRefused, Decision, Early, JobConflict, JobStatus, Reading, Sought, Waiter, mark
 from duewheel.client.results import Results
 from duewheel.core.errors import BrokerUnavailable, CallerError, RejectedJob, TopicMissing, UndecodableRecord
 from duewheel.core.model import Phase, Schedule, State, Trail
@@ -64,7 +64,7 @@ def command(job_id: str = "a", payload: object = 1, at_ms: int = NOW_MS, **more:
 def state(phase: str, generation: int = 1, attempt: int = 1, output: bytes | None = None, error: str | None = None) -> State:
     trail: Trail | None = None
     if output is not None:
-        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0}
+        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0, "answers": []}
     return {
         "generation": generation,
         "phase": phase,
@@ -416,6 +416,93 @@ def test_what_was_decided_about_a_command_is_known_before_the_job_ends(desk: Des
             desk.results.decision(sought(first), SOON_S)
 
 
+def asked_to_change(desk: Desk, job_id: str = "a", offset: int = 1) -> JobStatus:
+    return desk.results.status(Sought(job_id, 0, offset, NOW_MS), SOON_S)
+
+
+def answering(phase: str, offset: int, reason: str = "", **fields: Any) -> State:
+    answered = state(phase, **fields)
+    trail: Any = {"wake_ms": 7, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
+    trail["answers"] = [{"offset": offset, "taken_ms": NOW_MS, "reason": reason, "message": f"it is {reason}"}]
+    return {**answered, "trail": trail}
+
+
+def test_how_a_job_stands_after_a_change_is_told_by_its_state(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), taken=1)
+    with pytest.raises(TimeoutError, match=r"job a had not been changed after 0.05 s: "):
+        desk.results.status(Sought("a", 0, 1, NOW_MS), 0.05)
+    desk.log.transaction(("s", "a", answering("PAUSED", 1)), taken=2)
+    status = asked_to_change(desk)
+    assert (status.phase, status.generation, status.wake_ms) == ("PAUSED", 1, 7)
+
+
+@pytest.mark.parametrize("reason", ["running", "over", "bad_limits"])
+def test_a_change_that_was_refused_says_why(desk: Desk, reason: str) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("RUNNING", 1, reason)), taken=2)
+    with pytest.raises(ChangeRefused, match=f"it is {reason}") as refusal:
+        asked_to_change(desk)
+    assert refusal.value.reason == reason
+
+
+def test_each_change_has_its_own_answer_however_many_there_were_at_once(desk: Desk) -> None:
+    answered = answering("WAITING", 1, "bad_limits")
+    assert answered["trail"] is not None
+    for offset, reason in ((2, ""), (3, "unknown")):
+        answered["trail"]["answers"].append({"offset": offset, "taken_ms": NOW_MS, "reason": reason, "message": f"it is {reason}"})
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answered), taken=4)
+    with pytest.raises(ChangeRefused, match="it is bad_limits"):
+        asked_to_change(desk)
+    assert asked_to_change(desk, offset=2).phase == "WAITING"
+    with pytest.raises(JobUnknown, match="it is unknown"):
+        asked_to_change(desk, offset=3)
+
+
+def test_who_waits_late_for_a_change_is_told_what_became_of_it_all_the_same(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", answering("RUNNING", 1, "running")), taken=2)
+    assert desk.results.decision(sought(command()), SOON_S) is Decision.CREATED
+    desk.log.transaction(("s", "a", state("SUCCEEDED")), taken=2)
+    assert desk.wait(command()).succeeded, "by now the newest state says nothing of the change"
+    with pytest.raises(ChangeRefused, match="it is running"):
+        asked_to_change(desk)
+    desk.log.transaction(("d", "a", None), ("s", "a", None), taken=2)
+    with pytest.raises(ChangeRefused, match="it is running"):
+        asked_to_change(desk)
+
+
+def test_where_compaction_took_the_answer_the_job_is_told_as_it_is_now(desk: Desk) -> None:
+    desk.log.transaction(("d", "a", (1, command())), ("s", "a", state("SUCCEEDED")), taken=3)
+    assert asked_to_change(desk).phase == "SUCCEEDED"
+
+
+def test_an_update_changes_nothing_about_what_was_decided(desk: Desk) -> None:
+    """Whatever it changes: what tells commands apart, or not."""
+    asked = command(on_conflict="replace")
+    for generation, updated in ((1, asked), (2, command(on_conflict="ignore")), (3, command(payload=2))):
+        desk.log.raw(b"da", codec.encode_definition({"generation": generation, "offset": 0, "schedule": updated}))
+        desk.log.transaction(taken=1)
+        assert desk.results.decision(sought(asked), SOON_S) is Decision.CREATED
+    replacing = command(payload=3, on_conflict="replace")
+    for generation in (4, 5):
+        desk.log.raw(b"da", codec.encode_definition({"generation": generation, "offset": 1, "schedule": replacing}))
+        desk.log.transaction(taken=2)
+        assert desk.results.decision(sought(replacing, 1), SOON_S) is Decision.REPLACED
+
+
+def test_a_change_of_a_job_that_nobody_knows_says_so(desk: Desk) -> None:
+    desk.log.transaction(("s", "a", None), taken=2)
+    with pytest.raises(JobUnknown, match="job a is not known"):
+        asked_to_change(desk)
+
+
+def test_who_waits_for_a_job_waits_on_through_an_update(desk: Desk) -> None:
+    asked, updated = command(), command(payload=2)
+    desk.log.transaction(("d", "a", (1, asked)), taken=1)
+    future = desk.future(asked)
+    desk.log.raw(b"da", codec.encode_definition({"generation": 2, "offset": 0, "schedule": updated}))
+    desk.log.transaction(("s", "a", state("SUCCEEDED", generation=2)), taken=2)
+    assert future.result(SOON_S).succeeded
+
+
 @pytest.mark.parametrize("differs", [{"queue": "other"}, {"headers": {"a": "b"}}, {"retention": timedelta(hours=1)}])
 def test_commands_of_one_millisecond_are_told_apart_by_all_they_say(desk: Desk, differs: dict[str, Any]) -> None:
     first, second = command(on_conflict="reject"), command(on_conflict="reject", **differs)
@@ -656,7 +743,7 @@ class Intake:
 
 @pytest.fixture
 def client(desk: Desk) -> Client:
-    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop)
+    encoders = (codec.encode_schedule, codec.encode_cancel, codec.encode_redrive, codec.encode_drop, codec.encode_change)
     return Client(Intake(), desk.clock, *encoders, str, desk.results)  # type: ignore[arg-type]
 
 

@@ -85,6 +85,8 @@ def _command(source: Source, value: bytes | None) -> Entry:
             return history.redrive_entry(source, command[1])
         case "drop":
             return history.drop_entry(source, command[1])
+        case "change":
+            return history.change_entry(source, command[1])
 
 
 def _of_dead_letter_topic(source: Source, job_id: str | None, value: bytes | None) -> Entry | None:

@@ -2,108 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
-from duewheel.cli.common import Decorator, cluster_options, option
+from duewheel.cli.common import cluster_options, option
+from duewheel.cli.job_options import job_options, update_options
 from duewheel.cli.schedule import CommandOrGroup, schedule_next
-from duewheel.cli.times import duration, instant
-from duewheel.client import Decision, Job
-from duewheel.client.commands import cancel_command, drop_command, redrive_command, schedule_command
-from duewheel.core.limits import CRASHES_MAX_DEFAULT, MISFIRE_MAX_DEFAULT, OVERLAP_MAX_DEFAULT
-from duewheel.core.retry import RetryPolicy
-from duewheel.core.topology import QUEUE_DEFAULT, Topology
+from duewheel.cli.times import duration
+from duewheel.client import Decision, Job, Update
+from duewheel.client.commands import cancel_command, change_command, drop_command, redrive_command, schedule_command
+from duewheel.core.model import Action
+from duewheel.core.topology import Topology
 
 # As other commands end that were understood and came to no good.
 EXIT_REJECTED: Final = 1
-
-
-def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not equals or not name or name in headers:
-            raise click.BadParameter(f"{value!r} is not of the form name=value, or its name was given before")
-        headers[name] = text
-    return headers
-
-
-def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what a job is made of, apart from its id's option; the command receives `job`, a Job."""
-    parts: Final[tuple[Decorator, ...]] = (
-        click.argument("task"),
-        click.argument("payload", required=False),
-        option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
-                help="Send this file's bytes as they are; - is standard input."),
-        option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
-        option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
-        option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers; `duewheel topics apply -q` makes queues."),
-        option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
-        option("--on-conflict", type=click.Choice(["ignore", "replace", "reject"]), default="ignore", show_default=True,
-                help="Where the job id is known already: ignore this job, replace that one, or reject this one."),
-        option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
-        option("--expires-at", type=instant, metavar="TIME",
-                help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
-        option("--attempts", type=int, metavar="COUNT", help="How many attempts may fail, 1 is no retry.  [default: as the task says]"),
-        option("--retry-delay", "retry_delays", multiple=True, type=duration,
-                help="The wait before the second attempt; given again, before the third, and so on. The last one holds for all further.  "
-                "[default: as the task says]"),
-        option("--retry-factor", type=float, metavar="NUMBER",
-                help="By how much each further wait is longer than the one before: 1s by 4 is 1s, 4s, 16s, …  [default: 1]"),
-        option("--retry-jitter", type=float, metavar="SHARE",
-                help="The share of a wait, 0 to 1, that may be taken off, so that what failed together comes back apart.  [default: 0]"),
-        option("--run-timeout", type=duration, help="How long one attempt may take.  [default: as the task says]"),
-        option("--total-timeout", type=duration,
-                help="How long all attempts together may take, waits included, from when the first is handed out.  [default: for ever]"),
-        option("--crash-limit", type=int, metavar="COUNT",
-                help=f"How many attempts may end because their worker vanished.  [default: {CRASHES_MAX_DEFAULT}]"),
-        option("--every", type=duration, help="Run again and again, so long after one another, from --start, --at, --delay or now on."),
-        option("--every-after", type=duration, help="The same, counted from the end of the run before."),
-        option("--cron", metavar="LINE", help="Run as a cron line says; duewheel schedule next LINE shows when that is."),
-        option("--tz", metavar="ZONE", help="Whose clocks the line means: an IANA name, as Europe/Berlin.  [default: UTC]"),
-        option("--start", type=instant, metavar="TIME", help="No run before; --every counts from here. It may have passed."),
-        option("--end", type=instant, metavar="TIME", help="No run at this time or later."),
-        option("--max-runs", type=int, metavar="COUNT", help="How many times to run at most.  [default: no limit]"),
-        option("--jitter", type=duration, help="Start each run up to so long after its time.  [default: 0s]"),
-        option("--misfire", type=click.Choice(["once", "skip", "all"]),
-                help="Of times at which nobody was there, run the newest, none, or the newest --misfire-limit.  [default: once]"),
-        option("--misfire-limit", type=int, metavar="COUNT", help=f"Of --misfire all.  [default: {MISFIRE_MAX_DEFAULT}]"),
-        option("--grace", type=duration, help="How late a time may be and is not missed yet.  [default: 1m]"),
-        option("--overlap", type=click.Choice(["skip", "allow", "queue", "replace"]),
-                help="While the run before goes on: leave this one out, run up to --overlap-limit at once, let it wait, or cancel what "
-                "goes on.  [default: skip]"),
-        option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
-    )  # fmt: skip
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> Any:
-        fields = {name: given.pop(name) for name in Job._fields if name in given and name not in ("payload", "timeout")}
-        if fields["cron"] is None:
-            fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
-        payload = _payload(given.pop("payload"), given.pop("payload_file"))
-        retry = _retry(*(given.pop(name) for name in ("attempts", "retry_delays", "retry_factor", "retry_jitter")))
-        return command(job=Job(payload=payload, retry=retry, timeout=given.pop("run_timeout"), **fields), **given)
-
-    whole: Callable[..., Any] = wrapped
-    for part in reversed(parts):
-        whole = part(whole)
-    return whole
-
-
-def _retry(attempts: int | None, delays: tuple[timedelta, ...], factor: float | None, jitter: float | None) -> RetryPolicy | None:
-    if not delays and (factor is not None or jitter is not None):
-        raise click.UsageError("--retry-factor and --retry-jitter say how waits differ from --retry-delay; give that too")
-    if attempts is None and not delays:
-        return None
-    return RetryPolicy(attempts=attempts, delays=delays, factor=1.0 if factor is None else factor, jitter=0.0 if jitter is None else jitter)
 
 
 def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +31,7 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.group(cls=CommandOrGroup, no_args_is_help=False)
-@_job_options
+@job_options
 @option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
 @option(
     "--unique-by",
@@ -228,7 +146,7 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @encode.command("schedule")
-@_job_options
+@job_options
 @option("--job-id", required=True, help="Names the job and deduplicates; it is the record's key.")
 @_output_options
 def encode_schedule(as_hex: bool, as_key: bool, job: Job) -> None:
@@ -300,19 +218,49 @@ def encode_drop(job_id: str, token: int, as_hex: bool, as_key: bool) -> None:
     _write(job_id.encode() if as_key else codec.encode_drop(command), as_hex)
 
 
-def _payload(text: str | None, file: Path | None) -> Any:
-    if file is not None:
-        if text is not None:
-            raise click.UsageError(f"PAYLOAD ({text}) and --payload-file ({file}) were both given; a job has one payload")
-        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    if text is None:
-        return None
-    source = sys.stdin.read() if text == "-" else text
-    try:
-        return json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f'{source[:100]!r} is not JSON ({error}); a string needs quotes of its own, as in \'"text"\'',
-                                 param_hint="PAYLOAD") from error  # fmt: skip
+def _encode_change(name: str, action: Action, does: str) -> None:
+    """Adds `duewheel encode NAME` for a change that takes nothing but the job's id."""
+
+    @click.argument("job_id")
+    @_output_options
+    def change(job_id: str, as_hex: bool, as_key: bool) -> None:
+        _write_change(job_id, action, as_hex, as_key)
+
+    help_text = f"""Writes the bytes that {does}.
+
+    \b
+    Example:
+      duewheel encode {name} welcome-ada > command.bin
+    """
+    encode.command(name, help=help_text)(change)
+
+
+_encode_change("pause", Action.PAUSE, "let a job start no more until it is resumed")
+_encode_change("resume", Action.RESUME, "let a paused job wait for its time again")
+_encode_change("run-now", Action.RUN_NOW, "have a job that waits or is paused run at once")
+
+
+@encode.command("update")
+@click.argument("job_id")
+@update_options
+@_output_options
+def encode_update(job_id: str, as_hex: bool, as_key: bool, update: Update) -> None:
+    """Writes the bytes that change a job in part. Arguments and options are those of `duewheel update`.
+
+    \b
+    Examples:
+      duewheel encode update welcome-ada '{"to": "ada@example.com"}' > command.bin
+      duewheel encode update welcome-ada --delay 10m --hex
+    """
+    _write_change(job_id, Action.UPDATE, as_hex, as_key, update)
+
+
+def _write_change(job_id: str, action: Action, as_hex: bool, as_key: bool, update: Update | None = None) -> None:
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock
+
+    command = change_command(job_id, action, SystemClock().wall_ms(), update)
+    _write(job_id.encode() if as_key else codec.encode_change(command), as_hex)
 
 
 def _write(data: bytes, as_hex: bool) -> None:

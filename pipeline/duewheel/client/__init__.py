@@ -1,11 +1,13 @@
 """What a producer imports: schedules jobs and cancels them, durably, and waits for them."""
 
 from duewheel.client.bulk import JobFailed, Scheduled
-from duewheel.client.client import Client, JobHandle
-from duewheel.client.commands import Job
-from duewheel.client.reading import Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobResult, JobUnknown
+from duewheel.client.client import ChangeHandle, Client, JobHandle
+from duewheel.client.commands import Job, Update
+from duewheel.client.reading import ChangeRefused, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobResult, JobStatus, JobUnknown
 
 __all__ = [
+    "ChangeHandle",
+    "ChangeRefused",
     "Client",
     "Decision",
     "Job",
@@ -15,6 +17,8 @@ __all__ = [
     "JobHandle",
     "JobReplaced",
     "JobResult",
+    "JobStatus",
     "JobUnknown",
     "Scheduled",
+    "Update",
 ]

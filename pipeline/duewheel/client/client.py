@@ -25,12 +25,12 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from duewheel.client.bulk import Bulk, JobFailed, Scheduled
-from duewheel.client.commands import Job, cancel_command, drop_command, redrive_command, schedule_command
+from duewheel.client.commands import Job, Update, cancel_command, change_command, drop_command, redrive_command, schedule_command
 from duewheel.client.propagation import Propagate, enriched
-from duewheel.client.reading import Decision, JobResult, Sought, mark
+from duewheel.client.reading import Decision, JobResult, JobStatus, Sought, mark
 from duewheel.client.results import Results
 from duewheel.core.errors import CallerError
-from duewheel.core.model import Cancel, Drop, Redrive, Schedule
+from duewheel.core.model import Action, Cancel, Change, Drop, Redrive, Schedule
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.ports import Clock, IntakeLog, Receipt
@@ -104,13 +104,46 @@ class JobHandle:
         return self._results, self._sought
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeHandle:
+    """A request to change a job, which is durable.
+
+    Attributes:
+        partition, offset: where it lies in the intake topic.
+    """
+
+    job_id: str
+    partition: int
+    offset: int
+    _results: Results | None = field(default=None, repr=False, compare=False)
+    _sought: Sought | None = field(default=None, repr=False, compare=False)
+
+    def wait(self, timeout: timedelta | float | None = None) -> JobStatus:
+        """Returns as soon as the request was taken in, with how the job stood then.
+
+        The answer lies in the state topic, which is compacted: asked for hours later, it may be how the job stands by now.
+
+        Args:
+            timeout: as for `JobHandle.wait`. It takes a moment, as long as a timer processor runs.
+
+        Raises:
+            TimeoutError: nobody had taken it in by then.
+            JobUnknown: there was no such job.
+            ChangeRefused: it runs, or is over, or would break a rule; `reason` says which.
+            TopicMissing, CallerError: as for `JobHandle.wait`.
+        """
+        if self._results is None or self._sought is None:
+            raise CallerError(f"this request to change job {self.job_id} has no client to wait with; it was copied, or made by hand")
+        return self._results.status(self._sought, timeout)
+
+
 class Client:
     """Schedules and cancels jobs. Safe to use from several threads. Made by `duewheel.connect`.
 
     Args:
         log: where commands go.
         clock: what "now" is.
-        encode_schedule, encode_cancel, encode_redrive, encode_drop: make a command's bytes.
+        encode_schedule, encode_cancel, encode_redrive, encode_drop, encode_change: make a command's bytes.
         new_id: makes a job id, given the time in milliseconds.
         results: what handles wait with; without, they cannot.
         propagate: gives what is to travel in the headers of each job, such as the trace it belongs to.
@@ -124,6 +157,7 @@ class Client:
         encode_cancel: Callable[[Cancel], bytes],
         encode_redrive: Callable[[Redrive], bytes],
         encode_drop: Callable[[Drop], bytes],
+        encode_change: Callable[[Change], bytes],
         new_id: Callable[[int], str],
         results: Results | None = None,
         propagate: Propagate | None = None,
@@ -134,6 +168,7 @@ class Client:
         self._encode_cancel = encode_cancel
         self._encode_redrive = encode_redrive
         self._encode_drop = encode_drop
+        self._encode_change = encode_change
         self._new_id = new_id
         self._results = results
         self._propagate = propagate
@@ -240,6 +275,44 @@ class Client:
         command = cancel_command(job_id, self._clock.wall_ms())
         return self._log.append(job_id.encode(), self._encode_cancel(command))
 
+    def pause(self, job_id: str) -> ChangeHandle:
+        """Asks for a job to start no more until it is resumed, and returns when the request is durable.
+
+        What runs goes on: pausing is for jobs that wait. The slots of a recurring job that pass meanwhile are missed ones, for which its
+        `misfire` holds.
+
+        Raises: as `schedule`; after BrokerUnavailable the same call is safe.
+        """
+        return self._change(job_id, Action.PAUSE)
+
+    def resume(self, job_id: str) -> ChangeHandle:
+        """Asks for a paused job to wait for its time again, which may have come. As `pause`."""
+        return self._change(job_id, Action.RESUME)
+
+    def run_now(self, job_id: str) -> ChangeHandle:
+        """Asks for a job to run at once: one that waits or is paused is due now; one that recurs has a run beside its slots, under the id
+        `<job_id>@<now in milliseconds>`.
+
+        Raises: as `schedule`. After BrokerUnavailable a recurring job may run once more by the same call.
+        """
+        return self._change(job_id, Action.RUN_NOW)
+
+    def reschedule(self, job_id: str, *, at: datetime | int | None = None, delay: timedelta | float | None = None) -> ChangeHandle:
+        """Asks for a job that waits or is paused to be due at another time. Between two attempts it puts off the next one.
+
+        Raises: as `schedule`; after BrokerUnavailable the same call with `at` is safe.
+        """
+        return self._change(job_id, Action.UPDATE, Update(at=at, delay=delay))
+
+    def update(self, job_id: str, update: Update) -> ChangeHandle:
+        """Asks for a job that waits or is paused to be defined anew in part: what `update` gives, and nothing else.
+
+        A recurring job keeps its slots where their recurrence stays, its runs and its counts.
+
+        Raises: as `schedule`; after BrokerUnavailable the same call is safe, but for a `delay`.
+        """
+        return self._change(job_id, Action.UPDATE, update)
+
     def redrive(self, job_id: str, token: int) -> Receipt:
         """Asks for a dead run to be run again, with fresh attempts, and returns when the request is durable.
 
@@ -293,6 +366,11 @@ class Client:
         if self._propagate is not None:
             job = job._replace(headers=enriched(job.headers, self._propagate()))
         return schedule_command(job, self._clock.wall_ms(), self._new_id)
+
+    def _change(self, job_id: str, action: Action, update: Update | None = None) -> ChangeHandle:
+        command = change_command(job_id, action, self._clock.wall_ms(), update)
+        partition, offset = self._log.append(job_id.encode(), self._encode_change(command))
+        return ChangeHandle(job_id, partition, offset, self._results, Sought(job_id, partition, offset, command["created_ms"]))
 
     def _command(self, job: Job) -> tuple[str, bytes]:
         command = self._schedule(job)

@@ -20,11 +20,13 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from duewheel.client.unique import unique_id
-from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
+from duewheel.core.commands import check_cancel, check_change, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
 from duewheel.core.model import (
+    Action,
     Cancel,
+    Change,
     Drop,
     Limits,
     Misfire,
@@ -170,6 +172,59 @@ def cancel_command(job_id: str, now_ms: int) -> Cancel:
     """
     command: Cancel = {"job_id": job_id, "created_ms": now_ms}
     check_cancel(command)
+    return command
+
+
+class Update(NamedTuple):
+    """What is to change of a job that waits. What is None stays as it is; the rest is as in `Job`."""
+
+    payload: Any = None
+    at: datetime | int | None = None
+    delay: timedelta | float | None = None
+    headers: Mapping[str, str] | None = None
+    retention: timedelta | float | None = None
+    expires_at: datetime | int | None = None
+    retry: RetryPolicy | None = None
+    timeout: timedelta | float | None = None
+    total_timeout: timedelta | float | None = None
+    crash_limit: int | None = None
+    every: timedelta | float | None = None
+    every_after: timedelta | float | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: datetime | int | None = None
+    end: datetime | int | None = None
+    max_runs: int | None = None
+    jitter: timedelta | float | None = None
+    misfire: Literal["once", "skip", "all"] | None = None
+    misfire_limit: int | None = None
+    grace: timedelta | float | None = None
+    overlap: Literal["skip", "allow", "queue", "replace"] | None = None
+    overlap_limit: int | None = None
+
+
+def change_command(job_id: str, action: Action, now_ms: int, update: Update | None = None) -> Change:
+    """The command that asks for a job to be changed.
+
+    Raises:
+        RejectedJob: no job can have this id, or nothing is to change, or what is to change breaks a rule.
+    """
+    job = Job("", **{} if update is None else update._asdict())
+    content_type, payload = (None, None) if job.payload is None else _encode(job.payload)
+    command: Change = {
+        "job_id": job_id,
+        "created_ms": now_ms,
+        "action": action.value,
+        "due_ms": None if job.at is None and job.delay is None else _due_ms(job.at, job.delay, now_ms),
+        "retention_ms": None if job.retention is None else _span_ms(job.retention, "retention", Reason.BAD_RETENTION),
+        "limits": _limits(job),
+        "recurrence": None if job[_ONCE_AT:] == _ONCE else _recurrence(job),
+        "payload": payload,
+        "content_type": content_type,
+        "headers": None if job.headers is None else _headers(job.headers),
+        "policy": None if job.retry is None and job.timeout is None else _policy(job),
+    }
+    check_change(command)
     return command
 
 

@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -82,6 +82,38 @@ class JobConflict(DuewheelError):
 
 class JobUnknown(DuewheelError):
     """The job that was asked for is not known, or no longer: its command was refused, or it ended and was forgotten."""
+
+
+class ChangeRefused(DuewheelError):
+    """The job could not be changed, and is as it was.
+
+    Attributes:
+        reason: `running`, `over`, or the code of the rule that the job would have broken.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands.
+
+    Attributes:
+        phase: WAITING, PAUSED, or where it has come to since.
+        generation: which definition of the job id.
+        due_ms: the time its run stands for; of a recurring job its next slot. In milliseconds since the epoch, as all times.
+        wake_ms: when its owner looks at it next, where that is not `due_ms`: the next attempt, the next slot; 0 for none.
+        changed_ms: since when it stands so.
+    """
+
+    job_id: str
+    phase: Phase
+    generation: int
+    due_ms: int
+    wake_ms: int
+    changed_ms: int
 
 
 class Decision(StrEnum):
@@ -149,6 +181,14 @@ def mark(command: bytes) -> Mark:
     return blake2b(command, digest_size=16).digest()
 
 
+class Asks(Enum):
+    """What somebody waits to be told of a job."""
+
+    END = "END"
+    DECISION = "DECISION"
+    STATUS = "STATUS"
+
+
 class Sought(NamedTuple):
     """The job that somebody waits for.
 
@@ -159,7 +199,7 @@ class Sought(NamedTuple):
         created_ms: when the command was made.
         mark: the command's; None where there is none.
         on_conflict: what the command does where its id is known; "" where there is none.
-        asks_decision: what became of the command is asked, and not how the job ends.
+        asks: what: how the job ends, what became of its command, or how it stands after a change.
     """
 
     job_id: str
@@ -168,7 +208,7 @@ class Sought(NamedTuple):
     created_ms: int = 0
     mark: Mark | None = None
     on_conflict: str = ""
-    asks_decision: bool = False
+    asks: Asks = Asks.END
 
 
 class StateCodec(Protocol):
@@ -188,17 +228,18 @@ class Waiter:
         key: its id, as in keys of records.
         future: what they wait for.
         since_ms: everything that was said of the job since then has been read.
+        saw_all: whether reading began for them, so that they saw each record that may be an answer.
         is_queued: whether their turn comes when the command is taken in.
     """
 
-    __slots__ = ("future", "is_queued", "key", "since_ms", "sought")
+    __slots__ = ("future", "is_queued", "key", "saw_all", "since_ms", "sought")
 
     def __init__(self, sought: Sought) -> None:
         self.sought = sought
         self.key = sought.job_id.encode()
-        self.future: Future[JobResult | Decision] = Future()
+        self.future: Future[JobResult | Decision | JobStatus] = Future()
         self.since_ms = NEVER_MS
-        self.is_queued = False
+        self.saw_all = self.is_queued = False
 
     @property
     def first_ms(self) -> int:
@@ -212,17 +253,28 @@ class Early(NamedTuple):
     since_ms: int
 
 
-Answer: TypeAlias = JobResult | Decision | DuewheelError
+Answer: TypeAlias = JobResult | Decision | JobStatus | DuewheelError
 Judgement: TypeAlias = Answer | Early | None
 Done: TypeAlias = list[tuple[Waiter, Answer]]
 
 
 class _Defined(NamedTuple):
-    """What is needed of a definition: its generation, and the offset and the mark of the command it came from."""
+    """What is needed of a definition.
+
+    Attributes:
+        offset: of the command it came from, also where it was updated since.
+        mark: of what it is now.
+        replaced: whether that command took the place of a job.
+    """
 
     generation: int
     offset: int
     mark: Mark
+    replaced: bool
+
+    def is_of(self, sought: Sought) -> bool:
+        """Whether it came from the command that is sought. The same command may lie in the intake more than once."""
+        return sought.mark is not None and (0 <= sought.offset == self.offset or self.mark == sought.mark)
 
 
 class _Seen:
@@ -288,7 +340,7 @@ class Reading:
         if self.next_offset < 0:
             judgement: Judgement = Early(waiter.first_ms)
         else:
-            waiter.since_ms = self.since_ms
+            waiter.since_ms, waiter.saw_all = self.since_ms, self.taken <= waiter.sought.offset
             judgement = self._judge(waiter)
         if judgement is None or isinstance(judgement, Early):
             self._waiting.setdefault(waiter.key, []).append(waiter)
@@ -317,7 +369,7 @@ class Reading:
         self._bytes = 0
         self._untaken.clear()
         for waiter in self.waiters:
-            waiter.since_ms, waiter.is_queued = since_ms, False
+            waiter.since_ms, waiter.is_queued, waiter.saw_all = since_ms, False, since_ms <= waiter.first_ms
             self._put_off(waiter, None)
 
     def fold(self, records: Sequence[Record]) -> Done:
@@ -413,17 +465,19 @@ class Reading:
         sought, seen = waiter.sought, self._jobs.get(waiter.key)
         try:
             defined = None if seen is None else self._defined(seen)
-            if seen is not None and defined is not None and sought.mark is not None and defined.mark == sought.mark:
-                if sought.asks_decision:
-                    return Decision.CREATED if defined.generation == 1 else Decision.REPLACED
+            if seen is not None and defined is not None and defined.is_of(sought):
+                if sought.asks is Asks.DECISION:
+                    return Decision.REPLACED if defined.replaced else Decision.CREATED
                 return self._ended(sought, defined.generation, seen.state)
             if not self._is_taken(sought):
                 return self._further_back(waiter) if self._says_nothing(sought) else None
+            if sought.asks is Asks.STATUS:
+                return self._status(waiter, seen)
             if seen is None or defined is None:
                 return self._unknown(waiter, seen)
             if 0 <= sought.offset < defined.offset:
-                return _overtaken(sought, defined.generation)
-            if sought.offset >= 0 and (sought.asks_decision or sought.on_conflict != OnConflict.IGNORE):
+                return _overtaken(sought, defined)
+            if sought.offset >= 0 and (sought.asks is Asks.DECISION or sought.on_conflict != OnConflict.IGNORE):
                 return _met(sought, defined)
             return self._ended(sought, defined.generation, seen.state)
         except UndecodableRecord as error:
@@ -436,6 +490,30 @@ class Reading:
     def _says_nothing(self, sought: Sought) -> bool:
         """Whether the log was read to its end without a word of how far its owner has come: reading began too late."""
         return sought.offset >= 0 and self.taken < 0 and 0 <= self.end <= self.reached
+
+    def _status(self, waiter: Waiter, seen: _Seen | None) -> Judgement:
+        """How a job stands after a change was taken in: its owner writes its state anew for that, or takes it away. Where compaction has
+        removed that record, how it stands now.
+        """
+        job_id = waiter.sought.job_id
+        if seen is None:
+            return self._further_back(waiter) or JobUnknown(f"nothing is known of job {job_id}")
+        if seen.state is None:
+            return (
+                Early(waiter.first_ms)
+                if not waiter.saw_all
+                else JobUnknown(f"job {job_id} is not known: it never was, or it had ended and was forgotten")
+            )
+        state = self._codec.decode_state(seen.state)
+        trail = state["trail"]
+        answers = [] if trail is None else [a for a in trail["answers"] if a["offset"] == waiter.sought.offset]
+        if not answers and not waiter.saw_all:
+            return Early(waiter.first_ms)  # it was answered before, and more has become of the job since
+        if answers and answers[0]["reason"]:
+            reason, message = answers[0]["reason"], answers[0]["message"]
+            return JobUnknown(message) if reason == "unknown" else ChangeRefused(reason, message)
+        wake_ms = 0 if trail is None else trail["wake_ms"]
+        return JobStatus(job_id, Phase(state["phase"]), state["generation"], state["slot_ms"], wake_ms, state["changed_ms"])
 
     def _unknown(self, waiter: Waiter, seen: _Seen | None) -> Judgement:
         """What to say where no definition was seen, and all that was said of the job lies before or was never said."""
@@ -478,8 +556,9 @@ class Reading:
     def _defined(self, seen: _Seen) -> _Defined | None:
         if seen.definition is not None:
             definition = self._codec.decode_definition(seen.definition)
-            command = self._codec.encode_schedule(definition["schedule"])
-            seen.defined = _Defined(definition["generation"], definition["offset"], mark(command))
+            schedule, generation = definition["schedule"], definition["generation"]
+            replaced = generation > 1 and schedule["on_conflict"] == OnConflict.REPLACE
+            seen.defined = _Defined(generation, definition["offset"], mark(self._codec.encode_schedule(schedule)), replaced)
             seen.definition = None
         return seen.defined
 
@@ -494,11 +573,11 @@ class Reading:
         return "nothing is known of it"
 
 
-def _overtaken(sought: Sought, generation: int) -> Answer:
-    """What became of a command where a later one defined the job. A first generation replaced nothing."""
+def _overtaken(sought: Sought, defined: _Defined) -> Answer:
+    """What became of a command where a later one defined the job."""
     job_id = sought.job_id
-    if generation > 1:
-        return JobReplaced(f"job {job_id} was defined anew, as generation {generation}, since it was asked for")
+    if defined.replaced:
+        return JobReplaced(f"job {job_id} was defined anew, as generation {defined.generation}, since it was asked for")
     return JobUnknown(
         f"the job {job_id} that was asked for is not known: its command was refused, and a dead letter says why (duewheel tail), or it "
         "ended and was forgotten. A later command made another job under its id"
@@ -518,7 +597,7 @@ def _met(sought: Sought, defined: _Defined) -> Answer:
         )
     if sought.on_conflict == OnConflict.IGNORE:
         return Decision.IGNORED
-    if sought.asks_decision:
+    if sought.asks is Asks.DECISION:
         return Decision.REJECTED
     return JobConflict(
         f"job {job_id} was known already, so this one was rejected, as it had asked; client.handle({job_id!r}) waits for the known one"

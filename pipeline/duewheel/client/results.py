@@ -23,7 +23,7 @@ from typing import Final, cast
 
 import structlog
 
-from duewheel.client.reading import Answer, Decision, Done, JobResult, Reading, Sought, StateCodec, Waiter
+from duewheel.client.reading import Answer, Asks, Decision, Done, JobResult, JobStatus, Reading, Sought, StateCodec, Waiter
 from duewheel.core.errors import BrokenInvariant, CallerError, DuewheelError, EnvironmentFailure, TopicMissing, UndecodableRecord
 from duewheel.ports import Clock, Record, StateLog
 
@@ -67,11 +67,17 @@ class Results:
 
     def decision(self, sought: Sought, timeout: timedelta | float | None) -> Decision:
         """See `JobHandle.decision`."""
-        answer = self._wait(sought._replace(asks_decision=True), timeout, "was not decided about")
+        answer = self._wait(sought._replace(asks=Asks.DECISION), timeout, "was not decided about")
         assert isinstance(answer, Decision)
         return answer
 
-    def _wait(self, sought: Sought, timeout: timedelta | float | None, how_it_stands: str) -> JobResult | Decision:
+    def status(self, sought: Sought, timeout: timedelta | float | None) -> JobStatus:
+        """See `ChangeHandle.wait`."""
+        answer = self._wait(sought._replace(asks=Asks.STATUS), timeout, "had not been changed")
+        assert isinstance(answer, JobStatus)
+        return answer
+
+    def _wait(self, sought: Sought, timeout: timedelta | float | None, how_it_stands: str) -> JobResult | Decision | JobStatus:
         timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         waiter = self._begin(sought)
         try:

@@ -27,13 +27,16 @@ from typing import Final, NamedTuple
 
 from duewheel.core.differences import Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import OnConflict, Outcome, Phase, Progress, Recurrence, Result, Schedule, State
+from duewheel.core.model import Action, Change, OnConflict, Outcome, Phase, Progress, Recurrence, Result, Schedule, State
 from duewheel.core.run_ids import parse
 from duewheel.core.step import Defined
 
 # Different commands for one job that are held, so that its definition can be found among them. A producer that repeats one under
 # another time of making each time would fill the memory.
 COMMANDS_HELD_MAX: Final = 50
+
+# Runs that people asked for beside the slots of one job.
+RUNS_ASKED_HELD_MAX: Final = 1_000
 
 SAID: Final = {result: 1 << n for n, result in enumerate(Result)}
 
@@ -83,6 +86,17 @@ class Asked:
         self.offset = self.replaced_at = -1
         self.written_ms = self.retention_ms = self.retention_ms_max = self.expires_ms = self.expires_ms_max = 0
 
+    def widen(self, update: Change) -> None:
+        """Takes in what may hold since an update."""
+        retention_ms, limits = update["retention_ms"], update["limits"]
+        if retention_ms is not None:
+            self.retention_ms, self.retention_ms_max = min(self.retention_ms, retention_ms), max(self.retention_ms_max, retention_ms)
+        if limits is not None and limits["expires_ms"]:
+            self.expires_ms = min(self.expires_ms or limits["expires_ms"], limits["expires_ms"])
+            self.expires_ms_max = max(self.expires_ms_max, limits["expires_ms"])
+        if update["recurrence"] is not None:
+            self.finishes = self.finishes or bool(update["recurrence"]["runs_max"] or update["recurrence"]["end_ms"])
+
 
 class Job:
     """What the logs say of a job. Times are of the brokers, but for `due_ms`, `created_ms` and `changed_ms`.
@@ -97,6 +111,9 @@ class Job:
             may have been.
         cancelled_ms: the last Cancel.
         is_dropped: a Drop was sent.
+        offset: of the command that its definition came from, as that says; -1 where it says nothing.
+        is_paused: a pause was asked for, of whatever life of it; `is_updated`: so was an update, or to run it at once.
+        runs_asked: of a recurring job, which runs were asked for beside its slots: their times by the commands' offsets.
         has_unread: the intake has commands for it that this reader cannot read, and the owner could: of any kind.
         said: which results were told under its token (bits of SAID).
         ended_ms, ended_last_ms: the first and the last outcome that may have ended it, failures apart; 0 for none.
@@ -109,7 +126,8 @@ class Job:
     __slots__ = (
         "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "dispatches", "due_ms",
         "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried", "is_closed",
-        "is_dropped", "phase", "queue", "recurrence", "retention_ms", "said", "state", "state_generation", "token",
+        "is_dropped", "is_paused", "is_updated", "offset", "phase", "queue", "recurrence", "retention_ms", "runs_asked", "said", "state",
+        "state_generation", "token",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -117,7 +135,9 @@ class Job:
         self.definition = self.defined_ms = self.gone_ms = self.state = 0
         self.state_generation = self.attempt = self.token = self.changed_ms = 0
         self.said = self.ended_ms = self.ended_last_ms = self.failed_ms = self.cancelled_ms = self.dispatches = 0
-        self.is_dropped = self.is_buried = self.is_closed = self.has_unread = False
+        self.is_dropped = self.is_buried = self.is_closed = self.has_unread = self.is_paused = self.is_updated = False
+        self.offset = -1
+        self.runs_asked: dict[int, int] | None = None
         self.queue = ""
         self.phase: str | None = None
         self.asked: Asked | None = None
@@ -192,7 +212,7 @@ class Audit:
         limits = known.limits
         job.generation, job.due_ms, job.queue, job.retention_ms = known.generation, known.due_ms, known.queue, known.retention_ms
         job.expires_ms = 0 if limits is None else limits["expires_ms"]
-        job.recurrence = known.recurrence
+        job.recurrence, job.offset = known.recurrence, known.offset
         job.created_ms, job.defined_ms, job.command, job.definition = created_ms, written_ms, hash(known.command), digest
 
     def state(self, job_id: str, written_ms: int, state: State | None, digest: int) -> None:
@@ -213,6 +233,8 @@ class Audit:
             self.find(Kind.WENT_BACK, job_id, what="generation of the state", now=now, before=before, written_ms=written_ms)
         elif state["token"] < job.token:
             self.find(Kind.WENT_BACK, job_id, what="token", now=state["token"], before=job.token, written_ms=written_ms)
+        elif (state["phase"], state["changed_ms"], state["token"]) == (job.phase, job.changed_ms, job.token):
+            pass  # written once more, in answer to a command
         elif state["generation"] == job.state_generation and job.phase in TERMINAL and not _is_redriven(job, state):
             self.find(
                 Kind.ENDED_TWICE, job_id, before=job.phase, now=state["phase"], token=state["token"], before_ms=job.changed_ms,
@@ -273,13 +295,31 @@ class Audit:
         if job is not None:
             job.cancelled_ms = written_ms
 
+    def change(self, offset: int, record: Change) -> None:
+        """Takes in a Change that was not refused by the rules. Whether it was obeyed, its job's state told once, and may not any more."""
+        job = self.jobs.get(record["job_id"])
+        if job is None:
+            return
+        action = record["action"]
+        if action == Action.PAUSE:
+            job.is_paused = True
+        elif action == Action.RUN_NOW and job.has_runs:
+            if job.runs_asked is None:
+                job.runs_asked = {}
+            if len(job.runs_asked) < RUNS_ASKED_HELD_MAX:
+                job.runs_asked[offset] = record["created_ms"]
+        elif action != Action.RESUME:
+            job.is_updated = True
+            if job.asked is not None:
+                job.asked.widen(record)
+
     def drop(self, job_id: str) -> None:
         job = self.jobs.get(job_id)
         if job is not None:
             job.is_dropped = True
 
     def unread(self, job_id: str, why: Unjudged) -> None:
-        """Takes in a command of which nothing can be read but its key: what the intake says of this job is not all of it."""
+        """Takes in a command of which nothing is followed but its key: what is known of the intake says not all of this job."""
         self._job(job_id).has_unread = True
         self.pass_over(why)
 

@@ -39,7 +39,7 @@ from duewheel.core.limits import (
     TASK_BYTES_MAX,
     TOTAL_TIMEOUT_MS_MAX,
 )
-from duewheel.core.model import Cancel, Drop, Limits, OnConflict, Policy, Redrive, Schedule
+from duewheel.core.model import Action, Cancel, Change, Drop, Limits, OnConflict, Policy, Redrive, Schedule
 from duewheel.core.recurrence_rules import check_recurrence
 from duewheel.core.run_ids import SUFFIX_BYTES, parse
 from duewheel.core.topology import queue_fault
@@ -51,6 +51,7 @@ TOKEN_MAX: Final = 2**63 - 1
 _ON_CONFLICT: Final = frozenset(OnConflict)
 _LIMITS: Final = frozenset(Limits.__annotations__)
 _POLICY: Final = frozenset(Policy.__annotations__)
+_UPDATED: Final = ("due_ms", "retention_ms", "limits", "recurrence", "payload", "content_type", "headers", "policy")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # How many different names of tasks and queues are remembered as good. An installation has dozens.
 _NAMES_CACHED_MAX: Final = 1_024
@@ -116,6 +117,28 @@ def check_cancel(record: Cancel) -> None:
         RejectedJob: with the reason.
     """
     _check_job_id(record["job_id"])
+
+
+def check_change(record: Change) -> None:
+    """Refuses a change that can concern no job, or that no job could take.
+
+    Raises:
+        RejectedJob: with the reason.
+    """
+    _check_job_id(record["job_id"])
+    if parse(record["job_id"]) is not None:
+        refuse(Reason.BAD_CHANGE, f"{show(record['job_id'])} is a run of a recurring job, on its own; change the job, or cancel the run")
+    action, given = record["action"], [name for name in _UPDATED if record[name] is not None]
+    if action not in tuple(Action):
+        refuse(Reason.BAD_CHANGE, f"action {show(action)} is not known; give one of {', '.join(Action)}")
+    if action == Action.UPDATE and not given:
+        refuse(Reason.BAD_CHANGE, f"an UPDATE that gives none of {', '.join(_UPDATED)} changes nothing; give what is to change")
+    if action != Action.UPDATE and given:
+        refuse(Reason.BAD_CHANGE, f"{action} takes none of {', '.join(given)}; that is for UPDATE")
+    if record["content_type"] is not None and record["payload"] is None:
+        refuse(Reason.BAD_CHANGE, f"content_type {show(record['content_type'])} is of a payload, and none is given; give both")
+    if action == Action.RUN_NOW:
+        _check_due(record["created_ms"])  # it may name a run
 
 
 def check_redrive(record: Redrive) -> None:

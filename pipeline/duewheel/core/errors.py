@@ -57,6 +57,7 @@ class Reason(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     EXPIRED = "expired"
     CONFLICT = "conflict"
+    BAD_CHANGE = "bad_change"
     UNEXPECTED_RECORD = "unexpected_record"
     # What the caller gave cannot become a command; only clients meet these.
     BAD_DUE = "bad_due"

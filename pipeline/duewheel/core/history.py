@@ -36,6 +36,7 @@ from typing import Final
 from duewheel.core.errors import Reason
 from duewheel.core.model import (
     Cancel,
+    Change,
     Closing,
     DeadLetter,
     DeadRun,
@@ -66,6 +67,10 @@ class Happening(StrEnum):
     CANCEL = "cancel"
     REDRIVE = "redrive"
     DROP = "drop"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RUN_NOW = "run_now"
+    UPDATE = "update"
     SCHEDULED = "scheduled"
     REDRIVEN = "redriven"
     DROPPED = "dropped"
@@ -82,6 +87,7 @@ class Happening(StrEnum):
     ATTEMPT_LOST = "attempt_lost"
     ATTEMPT_INTERRUPTED = "attempt_interrupted"
     WAITING = "waiting"
+    PAUSED = "paused"
     CANCELLING = "cancelling"
     STOP = "stop"
     CANCELLED = "cancelled"
@@ -100,6 +106,7 @@ _ORDER: Final = {happening: rank for rank, happening in enumerate(Happening)}
 # DISPATCHED and RUNNING are missing on purpose: the dispatch, and the worker's word, say the same and more.
 _PHASES: Final = {
     Phase.WAITING: Happening.WAITING,
+    Phase.PAUSED: Happening.PAUSED,
     Phase.CANCELLING: Happening.CANCELLING,
     Phase.CANCELLED: Happening.CANCELLED,
     Phase.SUCCEEDED: Happening.SUCCEEDED,
@@ -192,6 +199,11 @@ def drop_entry(source: Source, drop: Drop) -> Entry:
     return Entry(source=source, at_ms=source.written_ms, event=Happening.DROP, job_id=drop["job_id"], token=drop["token"])
 
 
+def change_entry(source: Source, change: Change) -> Entry:
+    event, due_ms = Happening(change["action"].lower()), change["due_ms"]
+    return Entry(source=source, at_ms=source.written_ms, event=event, job_id=change["job_id"], due_ms=due_ms)
+
+
 def stop_entry(source: Source, stop: Stop) -> Entry:
     return Entry(
         source=source, at_ms=source.written_ms, event=Happening.STOP, job_id=stop["job_id"], queue=stop["queue"], token=stop["token"]
@@ -209,6 +221,8 @@ def state_entry(source: Source, job_id: str, state: State) -> Entry | None:
     if event is None:
         return None
     failure, trail = state["error"], state["trail"]
+    if trail is not None and trail["answers"] and trail["answers"][-1]["taken_ms"] != state["changed_ms"]:
+        return None  # written once more, for what it answers
     return Entry(
         source=source,
         at_ms=state["changed_ms"],

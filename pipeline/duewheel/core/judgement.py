@@ -9,7 +9,8 @@ times:
     every outcome              of the newest token that ends an attempt was obeyed
     every token                was dispatched, once, at or after the job's time
     every dead run             is a job that is dead, and the other way round
-    every run                  of a recurring job stands for one of its slots
+    every run                  of a recurring job stands for one of its slots, or was asked for beside them
+    every pause                was asked for
 
 A log is kept for days, a job may live for years. Where the log that would answer does not reach back far enough, the question is counted
 as not judged; it is never answered in favour of the system. Nor is it answered where a command for the job could not be read: those are
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from duewheel.core.audit import GOING_ON, SAID, Asked, Audit, Job
+from duewheel.core.audit import GOING_ON, RUNS_ASKED_HELD_MAX, SAID, Asked, Audit, Job
 from duewheel.core.differences import SKEW_MS, Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DEAD_RETENTION_MS, HOUR_MS
@@ -31,6 +32,9 @@ from duewheel.core.run_ids import RunId, parse
 
 # A producer's clock says when a command was made. It lies on the intake if the intake reaches back to this much before that.
 _PRODUCER_SKEW_MS: Final = HOUR_MS
+
+# Of one after the other, so many milliseconds may be slots, or wait to be: two slots are a second apart.
+_BESIDE_MS: Final = 10
 
 _HANDED_OUT: Final = (Phase.DISPATCHED, Phase.RUNNING, Phase.CANCELLING)
 
@@ -69,7 +73,7 @@ def _reaches(audit: Audit, log: str, back_to_ms: int) -> bool:
 def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
     asked = job.asked
     facts: dict[str, Fact] = {"generation": job.generation, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
-    if job.has_unread or (asked is not None and job.command in asked.commands):
+    if job.has_unread or (asked is not None and (job.command in asked.commands or _is_update(job, asked))):
         return
     run = parse(job_id)
     if asked is None and run is not None:
@@ -84,6 +88,11 @@ def _judge_definition(audit: Audit, job_id: str, job: Job) -> None:
         audit.pass_over(Unjudged.INTAKE)
 
 
+def _is_update(job: Job, asked: Asked) -> bool:
+    """Whether a definition may be what updates have made of a command that is one of those that count."""
+    return job.is_updated and job.generation > 1 and (job.offset < 0 or asked.replaced_at <= job.offset <= asked.offset)
+
+
 def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
     """Nobody asks for a run: its recurring job hands it out for one of its slots."""
     facts: dict[str, Fact] = {"slot_ms": run.slot_ms, "due_ms": job.due_ms, "defined_ms": job.defined_ms}
@@ -95,6 +104,11 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
             audit.pass_over(Unjudged.INTAKE)
         return
     recurrence = recurring.recurrence
+    if recurring.has_unread:
+        return  # somebody may have asked for a run beside its slots
+    if job.offset >= 0:
+        _judge_run_beside(audit, job_id, job, recurring, facts)
+        return
     if recurrence is None or not recurring.generation or job.defined_ms <= recurring.defined_ms:
         return  # of a generation that is gone: when it was due nobody knows any more
     is_slot = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or (
@@ -102,6 +116,16 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
     )
     if not is_slot or job.due_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
         audit.find(Kind.PHANTOM, job_id, what="slot", **facts)
+
+
+def _judge_run_beside(audit: Audit, job_id: str, job: Job, recurring: Job, facts: dict[str, Fact]) -> None:
+    """A run that says which command asked for it: to run a recurring job at once, at that time or in the next moment that is no slot."""
+    asked = recurring.runs_asked or {}
+    asked_ms = asked.get(job.offset)
+    if asked_ms is None and (len(asked) >= RUNS_ASKED_HELD_MAX or not _reaches(audit, "intake", job.defined_ms)):
+        audit.pass_over(Unjudged.INTAKE)
+    elif asked_ms is None or not 0 <= job.created_ms - asked_ms <= _BESIDE_MS:
+        audit.find(Kind.PHANTOM, job_id, what="run", **facts)
 
 
 def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: int) -> None:
@@ -159,11 +183,22 @@ def _judge_state(audit: Audit, job_id: str, job: Job) -> None:
         audit.find(Kind.UNKNOWN_TOKEN, job_id, where="state", token=job.token, offset=None, highest=audit.token)
         return
     _judge_dispatches(audit, job_id, job)
-    if job.phase in TERMINAL:
+    if job.phase == Phase.PAUSED:
+        _judge_pause(audit, job_id, job)
+    elif job.phase in TERMINAL:
         _judge_end(audit, job_id, job)
     elif job.phase in _HANDED_OUT and job.said & ~GOING_ON:
         told = ", ".join(result for result, bit in SAID.items() if job.said & bit & ~GOING_ON)
         audit.find(Kind.UNHEARD, job_id, phase=job.phase, token=job.token, told=told)
+
+
+def _judge_pause(audit: Audit, job_id: str, job: Job) -> None:
+    if job.is_paused or job.has_unread:
+        return
+    if _reaches(audit, "intake", job.changed_ms):
+        audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
+    else:
+        audit.pass_over(Unjudged.INTAKE)
 
 
 def _judge_dispatches(audit: Audit, job_id: str, job: Job) -> None:
@@ -172,7 +207,9 @@ def _judge_dispatches(audit: Audit, job_id: str, job: Job) -> None:
     if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None:
         return
     made_ms = job.changed_ms if job.phase == Phase.DISPATCHED else job.defined_ms
-    if _reaches(audit, f"dispatch {job.queue}", made_ms):
+    if job.is_updated and job.generation > 1:
+        audit.pass_over(Unjudged.DISPATCHES)  # updated between two attempts, it was dispatched before it was defined so
+    elif _reaches(audit, f"dispatch {job.queue}", made_ms):
         audit.find(Kind.UNDISPATCHED, job_id, phase=job.phase, token=job.token, queue=job.queue, changed_ms=job.changed_ms)
     else:
         audit.pass_over(Unjudged.DISPATCHES)

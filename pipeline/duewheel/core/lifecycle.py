@@ -7,7 +7,7 @@ ARCHITECTURE.md is printed from this one (`python -m duewheel.core.lifecycle`).
                      RETRY, SNOOZED
              ┌─────────────────────────────┐
              ▼                             │
-    ┌──► WAITING ──DUE──► DISPATCHED ──STARTED──► RUNNING ⟲ HEARTBEAT
+    ┌──► WAITING ──DUE──► DISPATCHED ──STARTED──► RUNNING ⟲ HEARTBEAT       WAITING ──PAUSE──► PAUSED ──RESUME──► WAITING
     │        │                └──────────┬───────────┘
     │        │     LOST, INTERRUPTED, OVERDUE, LEASE_EXPIRED: DISPATCHED again, with a higher token
     │        │                           │
@@ -27,6 +27,9 @@ Four events are the owner's own second thoughts. A job may ask for an attempt wh
 start is over, EXHAUSTED that the crash limit or the time for all attempts is used up, REPLACED that the job was redefined meanwhile. And a
 dispatch may have nowhere to go: PARKED says that its queue cannot take it just now. A redefined job begins anew: its newest generation is
 WAITING, whatever became of the one before.
+
+PAUSED is a job that waits, and not for its time: nobody looks at it until it is resumed, and then it is WAITING again. What runs cannot be
+paused.
 
 A recurring job is never dispatched, since each of its runs is a job of its own, which goes this way. It is WAITING until its last slot is
 past: FINISHED.
@@ -64,6 +67,8 @@ class Event(StrEnum):
     REPLACED = "REPLACED"
     PARKED = "PARKED"
     REDRIVE = "REDRIVE"
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
     FINISHED = "FINISHED"  # of a recurring job: no slot is left
 
 
@@ -95,6 +100,10 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
     (Phase.WAITING, Event.FINISHED): Phase.SUCCEEDED,
+    (Phase.WAITING, Event.PAUSE): Phase.PAUSED,
+    (Phase.PAUSED, Event.RESUME): Phase.WAITING,
+    (Phase.PAUSED, Event.CANCEL): Phase.CANCELLED,
+    (Phase.PAUSED, Event.FINISHED): Phase.SUCCEEDED,
     **{(Phase.DISPATCHED, event): after for event, after in _HANDED_OUT.items()},
     **{(Phase.RUNNING, event): after for event, after in _HANDED_OUT.items()},
     (Phase.RUNNING, Event.LEASE_EXPIRED): Phase.DISPATCHED,

@@ -135,6 +135,10 @@ STUCK_HANDLERS_MAX: Final = 100
 ENDINGS_MAX: Final = 20
 ENDING_MESSAGE_CHARS_MAX: Final = 300
 
+# What became of commands that change a job, as written with its state, once: to as many in one transaction, 100 KB at most.
+ANSWERS_MAX: Final = 50
+ANSWER_MESSAGE_CHARS_MAX: Final = 500
+
 # A dead run waits for somebody to look at it; the dead-letter topic keeps its payload for 30 days.
 DEAD_RETENTION_MS: Final = 14 * DAY_MS
 

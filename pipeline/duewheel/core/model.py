@@ -43,6 +43,15 @@ class Overlap(StrEnum):
     REPLACE = "REPLACE"
 
 
+class Action(StrEnum):
+    """What a `Change` asks for."""
+
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
+    RUN_NOW = "RUN_NOW"
+    UPDATE = "UPDATE"
+
+
 class Phase(StrEnum):
     """Where a job stands. `lifecycle.TRANSITIONS` says what may follow what."""
 
@@ -55,6 +64,7 @@ class Phase(StrEnum):
     RUNNING = "RUNNING"  # dispatched, and its worker said so: there is a lease
     DISCARDED = "DISCARDED"  # given up on purpose, by the handler
     EXPIRED = "EXPIRED"  # not started in time
+    PAUSED = "PAUSED"  # waits until somebody resumes it
 
 
 class Result(StrEnum):
@@ -140,6 +150,20 @@ class Cancel(TypedDict):
     created_ms: int
 
 
+class Change(TypedDict):
+    job_id: str
+    created_ms: int
+    action: str
+    due_ms: int | None
+    retention_ms: int | None
+    limits: Limits | None
+    recurrence: Recurrence | None
+    payload: bytes | None
+    content_type: str | None
+    headers: dict[str, str] | None
+    policy: Policy | None
+
+
 class Redrive(TypedDict):
     job_id: str
     token: int
@@ -175,6 +199,13 @@ class Ending(TypedDict):
     message: str
 
 
+class Answer(TypedDict):
+    offset: int
+    taken_ms: int
+    reason: str
+    message: str
+
+
 class Trail(TypedDict):
     wake_ms: int
     lease_ms: int
@@ -183,6 +214,7 @@ class Trail(TypedDict):
     endings: list[Ending]
     runs: list[int]
     queued_ms: int
+    answers: list[Answer]
 
 
 class State(TypedDict):

@@ -128,6 +128,11 @@ def next_slot_ms(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> int:
     return 0 if slot_ms > DUE_MS_MAX or (end_ms and slot_ms >= end_ms) else slot_ms
 
 
+def is_slot(recurrence: Recurrence, anchor_ms: int, at_ms: int) -> bool:
+    """Whether `at_ms` is a slot. With EVERY_AFTER slots follow from ends, and nobody can tell."""
+    return recurrence["kind"] != RecurrenceKind.EVERY_AFTER and next_slot_ms(recurrence, anchor_ms, at_ms - 1) == at_ms
+
+
 def slots(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> Iterator[int]:
     """The slots after `after_ms`, up to the last; with EVERY_AFTER as if runs took no time. Arguments are those of `next_slot_ms`."""
     while after_ms := next_slot_ms(recurrence, anchor_ms, after_ms):

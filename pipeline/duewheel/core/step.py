@@ -39,9 +39,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from duewheel.core import errors
 from duewheel.core import trail as trails
+from duewheel.core.changes import updated
+from duewheel.core.commands import check_schedule
 from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
+    ANSWER_MESSAGE_CHARS_MAX,
+    ANSWERS_MAX,
     BATCH_BYTES_MAX,
     DEAD_RETENTION_MS,
     DUE_MS_MAX,
@@ -53,7 +57,10 @@ from duewheel.core.limits import (
     RUNS_KEPT_MAX,
 )
 from duewheel.core.model import (
+    Action,
+    Answer,
     Cancel,
+    Change,
     Closing,
     Drop,
     Ending,
@@ -73,7 +80,7 @@ from duewheel.core.model import (
     Trail,
 )
 from duewheel.core.overlap import Start, after_end, has_same_slots, look, take_over
-from duewheel.core.recurrence import first_slot_ms, jittered_ms
+from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
 
@@ -82,7 +89,7 @@ class Defined(NamedTuple):
     """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into.
 
     Attributes:
-        offset: of the command in the intake topic; -1 for a recurring job's run, which nobody asked for by itself.
+        offset: of the command in the intake topic; -1 for the run of a recurring job's slot, which nobody asked for by itself.
     """
 
     generation: int
@@ -146,6 +153,8 @@ def timer_ms(known: Defined, state: State | None) -> int:
     """When the owner must look at a job again, in milliseconds since the epoch; 0 where only an input can change anything."""
     if state is None or state["generation"] != known.generation:
         return known.due_ms
+    if state["phase"] == Phase.PAUSED:
+        return 0
     trail = state["trail"]
     if trail is not None and trail["wake_ms"]:
         return trail["wake_ms"]
@@ -164,6 +173,7 @@ class Counts:
     Attributes:
         conflicts: schedules that were refused since their id was known, as they had asked.
         cancels_late: of jobs that were over, or dispatched already.
+        changes: of jobs that waited, whatever they were; changes_refused: of those that run or are over, or that would break a rule then.
         redrives_late: redrives and drops of what is not dead, or no longer, with the token they name.
         redrives_refused: redrives of what is dead, and whose time to start is over.
         started, heartbeats: outcomes that gave or extended a lease.
@@ -197,6 +207,9 @@ class Counts:
     snoozed: int = 0
     returned: int = 0
     leases_expired: int = 0
+    changes: int = 0
+    changes_refused: int = 0
+    changes_unknown: int = 0
     redriven: int = 0
     dropped: int = 0
     redrives_late: int = 0
@@ -219,11 +232,16 @@ class Counts:
         self.late_ms_max = max(self.late_ms_max, other.late_ms_max)
 
 
+# Why a change was refused, beside the codes of `errors.Reason`.
+_UNKNOWN: Final = "unknown"
+_OVER: Final = "over"
+_RUNNING: Final = "running"
 # Of an ending's numbers and of an average error in it; what a state of many endings adds to a transaction.
 _ENDING_BYTES: Final = 200
 # Of a run that is handed out, beside its command and work: its two states, its ids.
 _RUN_BYTES: Final = 300
 _SLOT_BYTES: Final = 6
+_ANSWER_BYTES: Final = 50
 
 
 class SpliceSchedule(Protocol):
@@ -236,6 +254,16 @@ class SpliceSchedule(Protocol):
 
 def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
+
+
+class ReviseSchedule(Protocol):
+    """An encoded Schedule, revised: as a record, its work encoded, and all of it encoded. As in `ports.Codec`."""
+
+    def __call__(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]: ...
+
+
+def _cannot_revise(command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+    raise BrokenInvariant("a job is to be changed by a step that was not told how to encode it")
 
 
 class _Before(NamedTuple):
@@ -274,6 +302,7 @@ class Step:
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
         listening_ms: since when the owner has taken in outcomes without interruption.
         splice_schedule: encodes the definition of a recurring job's run.
+        revise_schedule: encodes a definition that was changed.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
@@ -296,6 +325,7 @@ class Step:
     heard_ms: int = 0
     listening_ms: int = 0
     splice_schedule: SpliceSchedule = _cannot_splice
+    revise_schedule: ReviseSchedule = _cannot_revise
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
     states: dict[str, State | None] = field(default_factory=dict)
@@ -311,6 +341,7 @@ class Step:
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
+    _answers: dict[str, list[Answer]] = field(default_factory=dict)
 
     # --- commands ---
 
@@ -412,6 +443,156 @@ class Step:
         waiting = self._move(job_id, state, after, trail, attempt=0, crashes=0)
         self._lives_again(job_id)
         self._attempt(job_id, known, waiting, 1, 0, trail)
+
+    def change(self, record: Change, offset: int) -> None:
+        """Pauses, resumes, runs or updates a job that waits, and answers in its state, which is written anew whatever came of it. Of an id
+        that nobody knows the state is taken away, which says so.
+
+        Args:
+            record: the decoded command, already checked.
+            offset: of the command in the intake topic.
+
+        Raises:
+            RejectedJob: with this update the job would break a rule. It is answered, and as it was.
+        """
+        job_id = record["job_id"]
+        known = self._defined(job_id)
+        if known is None:
+            self.counts.changes_unknown += 1
+            self._answer(job_id, offset, _UNKNOWN, f"job {job_id} was not known then")
+            return
+        state, refusal, error = self._current(job_id, known), ("", ""), None
+        if state["phase"] in TERMINAL:
+            refusal = _OVER, f"job {job_id} is over: {state['phase']} since {state['changed_ms']}; schedule it anew"
+        elif state["phase"] not in (Phase.WAITING, Phase.PAUSED):
+            refusal = _RUNNING, f"job {job_id} is {state['phase']}, and what runs is not changed; cancel it, or wait for its end"
+        else:
+            try:
+                self._changed(job_id, known, state, record, offset)
+            except RejectedJob as rejected:
+                refusal, error = (rejected.reason.value, str(rejected)), rejected
+        if refusal[0]:
+            self.counts.changes_refused += 1
+        else:
+            self.counts.changes += 1
+        self._answer(job_id, offset, *refusal)
+        if error is not None:
+            raise error
+
+    def _answer(self, job_id: str, offset: int, reason: str, message: str) -> None:
+        message = message[:ANSWER_MESSAGE_CHARS_MAX]
+        self.size_bytes += len(message) + _ANSWER_BYTES
+        answer: Answer = {"offset": offset, "taken_ms": self.now_ms, "reason": reason, "message": message}
+        self._answers.setdefault(job_id, []).append(answer)
+
+    def _write_answers(self) -> None:
+        """Writes them with how each job stands in the end, so that nothing that became of it in this step takes them away."""
+        for job_id, answers in self._answers.items():
+            known = self._defined(job_id)
+            if known is None:
+                self.states[job_id] = None
+            else:
+                state = self._current(job_id, known)
+                self.states[job_id] = {**state, "trail": trails.answered(state["trail"], answers[-ANSWERS_MAX:])}
+
+    def _changed(self, job_id: str, known: Defined, state: State, record: Change, offset: int) -> None:
+        match record["action"]:
+            case Action.PAUSE:
+                self._pause(job_id, known, state)
+            case Action.RESUME:
+                self._unpause(job_id, known, state)
+            case Action.RUN_NOW if known.recurrence is not None:
+                self._run_now(job_id, known, state, record["created_ms"], offset)
+            case Action.RUN_NOW:
+                now_ms = self.now_ms
+                if timer_ms(known, {**state, "phase": Phase.WAITING}) > now_ms:
+                    self._update(job_id, known, state, lambda schedule: _due_at(schedule, now_ms), record["created_ms"])
+                    known = self._defined(job_id) or known
+                self._unpause(job_id, known, self._current(job_id, known))
+            case Action.UPDATE:
+                self._update(job_id, known, state, lambda schedule: updated(schedule, record), record["created_ms"])
+
+    def _pause(self, job_id: str, known: Defined, state: State) -> None:
+        if state["phase"] == Phase.PAUSED:
+            return
+        self._unset_timer(known.due_ms, job_id)
+        self._unset_wake(job_id, state)
+        self._due.pop(job_id, None)
+        self.states[job_id] = {**state, "phase": follow(state["phase"], Event.PAUSE), "changed_ms": self.now_ms}
+
+    def _unpause(self, job_id: str, known: Defined, state: State) -> State:
+        """Lets a paused job wait for its time again, which may have come; what it does about that is for the next look at it."""
+        if state["phase"] != Phase.PAUSED:
+            return state
+        waiting: State = {**state, "phase": follow(state["phase"], Event.RESUME), "changed_ms": self.now_ms}
+        self.states[job_id] = waiting
+        wake_ms = timer_ms(known, waiting)
+        if wake_ms:
+            self.timers_set[timer_key(wake_ms, job_id)] = None
+        if known.recurrence is not None:
+            self._resume(job_id, known, known.recurrence)  # what it waited for may have ended
+        return self._current(job_id, known)
+
+    def _run_now(self, job_id: str, known: Defined, state: State, created_ms: int, offset: int) -> None:
+        """Hands out a run beside the slots, which is named by when it was asked for: the same command twice is one run.
+
+        A slot may be of that very millisecond; then the run takes the name of the next one that is none.
+        """
+        trail, recurrence = state["trail"], known.recurrence
+        assert trail is not None
+        assert recurrence is not None
+        slots, asked_ms = {state["slot_ms"], trail["queued_ms"]}, created_ms
+        while True:
+            found = self._defined(run_id(job_id, asked_ms))
+            if found is not None and found.offset >= 0:
+                return  # asked for before
+            if found is None and asked_ms not in slots and not is_slot(recurrence, known.due_ms, asked_ms):
+                break
+            asked_ms += 1
+        runs = sorted({*self._going(job_id, trail["runs"]), asked_ms})[-RUNS_KEPT_MAX:]
+        self.states[job_id] = {**state, "trail": {**trail, "runs": runs}}
+        self._hand_out(run_id(job_id, asked_ms), known, asked_ms, max(asked_ms, self.now_ms), offset)
+
+    def _update(self, job_id: str, known: Defined, state: State, revise: Callable[[Schedule], Schedule], created_ms: int) -> None:
+        """Defines a job anew, from what it was; one that is paused stays so. What changes nothing is no new generation."""
+        record, work, command = self.revise_schedule(known.command, revise)
+        if command == known.command:
+            return
+        wake_ms, due_ms = 0, record["due_ms"]
+        if state["attempt"] and known.recurrence is None:
+            # Between two attempts it is still the run of its time, which names it: only the next attempt can be put off.
+            wake_ms = due_ms if due_ms != known.due_ms else timer_ms(known, {**state, "phase": Phase.WAITING})
+            due_ms = known.due_ms
+            record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "due_ms": due_ms})
+            if command == known.command:
+                self._move(job_id, state, Phase(state["phase"]), trails.waking(state["trail"], wake_ms), state["error"])
+                return
+        if known.generation == 1 and record["on_conflict"] == OnConflict.REPLACE:
+            # It replaced nothing, and is to say so however often it is updated: nobody asks its generation then.
+            record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "on_conflict": OnConflict.IGNORE.value})
+        if state["phase"] == Phase.PAUSED:
+            before = _paused(known, state)
+        else:
+            before = self._concluded(job_id, known, {**record, "created_ms": created_ms})
+        self._replace(job_id, known)
+        recurrence = record["recurrence"]
+        self.size_bytes += len(command)
+        defined = Defined(
+            known.generation + 1, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, known.offset
+        )
+        self.definitions[job_id] = defined
+        if recurrence is not None:
+            self._recur(job_id, defined, recurrence, before)
+        elif state["attempt"]:
+            waiting: State = {**state, "generation": defined.generation, "phase": Phase.WAITING}
+            self._move(job_id, waiting, Phase.WAITING, trails.waking(state["trail"], wake_ms), state["error"])
+        else:
+            self.timers_set[timer_key(due_ms, job_id)] = None
+        if before is not None:
+            self._give_up_slots(job_id, defined, before)
+        after = self._current(job_id, defined)
+        if state["phase"] == Phase.PAUSED and after["phase"] == Phase.WAITING:
+            self._pause(job_id, defined, after)
 
     def drop(self, record: Drop) -> None:
         """Forgets a dead run, if it is still dead with the token that the command names."""
@@ -578,6 +759,8 @@ class Step:
                 self._wake(job_id, known, state)
             elif known.due_ms <= self.now_ms:
                 self._first(job_id, known)
+        if self._answers:
+            self._write_answers()
 
     def _first(self, job_id: str, known: Defined) -> None:
         if self.now_ms - known.due_ms > self.counts.late_ms_max:
@@ -720,11 +903,11 @@ class Step:
         after = follow(state["phase"], Event.FINISHED) if is_finished else Phase.WAITING
         self._move(job_id, state, after, trails.recurring(wake_ms, runs, queued_ms), **changes)
 
-    def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int) -> None:
-        """Defines the run of a slot."""
+    def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int, offset: int = -1) -> None:
+        """Defines the run of a slot, or one that the command at `offset` asks for."""
         command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
         self.size_bytes += len(command) + _RUN_BYTES
-        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command)
+        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command, None, offset)
         self.definitions[job_id] = run
         if due_ms <= self.now_ms:
             self._first(job_id, run)
@@ -785,9 +968,9 @@ class Step:
             return
         state = self._current(run.job_id, known)
         trail = state["trail"]
-        if trail is not None and state["phase"] == Phase.WAITING and run.slot_ms not in trail["runs"]:
+        if trail is not None and state["phase"] in (Phase.WAITING, Phase.PAUSED) and run.slot_ms not in trail["runs"]:
             runs = sorted((*trail["runs"], run.slot_ms))[-RUNS_KEPT_MAX:]
-            self._await(run.job_id, state, trail["wake_ms"], runs, trail["queued_ms"])
+            self._move(run.job_id, state, Phase(state["phase"]), trails.recurring(trail["wake_ms"], runs, trail["queued_ms"]))
 
     # --- attempts ---
 
@@ -962,12 +1145,14 @@ class Step:
         moved["phase"] = after
         moved["changed_ms"] = self.now_ms
         moved["error"] = error
+        if trail is not None and trail["answers"]:
+            trail = trails.unanswered(trail)
         if trail is not state["trail"]:
             moved["trail"] = trail
             self._unset_wake(job_id, state)
             if trail is not None:
                 self._weigh(trail)
-                if trail["wake_ms"]:
+                if trail["wake_ms"] and after is not Phase.PAUSED:
                     self.timers_set[timer_key(trail["wake_ms"], job_id)] = None
         if changes:
             moved.update(changes)  # type: ignore[typeddict-item]
@@ -1001,6 +1186,15 @@ class Step:
         return {"type": kind, "message": message, "traceback": traceback}
 
 
+def _paused(known: Defined, state: State) -> _Before | None:
+    """How a paused job stands, which decides about no slot before it is resumed."""
+    recurrence, trail, slot_ms = known.recurrence, state["trail"], state["slot_ms"]
+    if recurrence is None:
+        return None
+    assert trail is not None
+    return _Before(known.due_ms, recurrence, slot_ms, trail["queued_ms"], state["attempt"], not trail["wake_ms"], slot_ms - 1, 0)
+
+
 def _crash_limit(crashes: int) -> Failure:
     message = (
         f"{crashes} attempts ended because their worker vanished, which is the limit. Does the handler end its process, or use up the "
@@ -1021,6 +1215,12 @@ def _redriven_too_late(job_id: str, expires_ms: int, now_ms: int) -> RejectedJob
         f"{now_ms}. Look at it with duewheel dead show; to run it all the same, define the job anew with a later time, or drop it"
     )
     return RejectedJob(errors.Reason.EXPIRED, message)
+
+
+def _due_at(schedule: Schedule, due_ms: int) -> Schedule:
+    result: Schedule = {**schedule, "due_ms": due_ms}
+    check_schedule(result)
+    return result
 
 
 def _conflict(job_id: str, state: State) -> RejectedJob:

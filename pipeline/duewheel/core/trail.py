@@ -20,7 +20,7 @@ from duewheel.core.limits import (
     OUTPUT_BYTES_MAX,
     RETRY_DELAY_MS_MAX,
 )
-from duewheel.core.model import Ending, Limits, Outcome, State, Terms, Trail
+from duewheel.core.model import Answer, Ending, Limits, Outcome, State, Terms, Trail
 
 # The name of a worker is cut as the name of an error's class is: whoever writes outcomes may write anything.
 _WORKER_CHARS_MAX: Final = ERROR_TYPE_CHARS_MAX
@@ -32,6 +32,21 @@ def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output:
     if not (wake_ms or lease_ms or first_ms or endings or output is not None):
         return None
     return _trail(wake_ms, lease_ms, first_ms, output, endings)
+
+
+def waking(trail: Trail | None, wake_ms: int) -> Trail:
+    """The same trail with another moment to look at the job."""
+    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "wake_ms": wake_ms, "answers": _NO_ANSWERS}
+
+
+def answered(trail: Trail | None, answers: list[Answer]) -> Trail:
+    """The same trail, with what became of commands."""
+    return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answers": answers}
+
+
+def unanswered(trail: Trail) -> Trail:
+    """The same trail, without what became of earlier commands."""
+    return {**trail, "answers": _NO_ANSWERS}
 
 
 def begun(trail: Trail | None, first_ms: int) -> Trail | None:
@@ -69,6 +84,7 @@ def _trail(wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, end
         "endings": endings,
         "runs": _NO_RUNS,
         "queued_ms": 0,
+        "answers": _NO_ANSWERS,
     }
 
 
@@ -150,3 +166,4 @@ def output_of(record: Outcome) -> bytes | None:
 
 _NONE: Final[list[Ending]] = []
 _NO_RUNS: Final[list[int]] = []
+_NO_ANSWERS: Final[list[Answer]] = []

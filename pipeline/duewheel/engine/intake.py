@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-from duewheel.core.commands import check_cancel, check_drop, check_redrive, check_schedule
+from duewheel.core.commands import check_cancel, check_change, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob, UndecodableRecord
 from duewheel.core.limits import FOREIGN_HEADERS_BYTES_MAX
 from duewheel.core.refusals import Refusal, portable_headers, refuse
@@ -28,6 +28,7 @@ class Kind(IntEnum):
     DROP = 3
     FORWARD = 4
     REFUSE = 5
+    CHANGE = 6
 
 
 # By the word of `Codec.decode_command`.
@@ -36,6 +37,7 @@ _RULES: Final[dict[str, tuple[Kind, Callable[[Any], None]]]] = {
     "cancel": (Kind.CANCEL, check_cancel),
     "redrive": (Kind.REDRIVE, check_redrive),
     "drop": (Kind.DROP, check_drop),
+    "change": (Kind.CHANGE, check_change),
 }
 
 

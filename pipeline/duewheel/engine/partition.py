@@ -232,6 +232,7 @@ class Partition:
             self._heard_ms,
             self._listening_ms,
             self._codec.splice_schedule,
+            self._codec.revise_schedule,
         )
 
     def changes(self, step: Step, intake_offset: int, outcomes_offset: int) -> list[tuple[bytes, bytes | None]]:
@@ -343,7 +344,7 @@ class Partition:
         for job_id, state in self._swept:
             if state["phase"] in TERMINAL:
                 step.forget(job_id)
-            elif state["phase"] != Phase.WAITING:
+            elif state["phase"] not in (Phase.WAITING, Phase.PAUSED):
                 step.overdue(job_id, state["token"])
         self._swept = []
 

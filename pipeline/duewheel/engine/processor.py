@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 import structlog
@@ -419,19 +419,15 @@ class Processor:
                         batch.refused.append(refuse(record, error))
                 else:
                     batch.refused.append(refuse(record, unknown_queue(queue)))
-            elif kind is Kind.CANCEL:
-                batch.step.cancel(what)
-            elif kind is Kind.REDRIVE:
-                try:
-                    batch.step.redrive(what)
-                except RejectedJob as error:
-                    batch.refused.append(refuse(record, error))
-            elif kind is Kind.DROP:
-                batch.step.drop(what)
             elif kind is Kind.FORWARD:
                 batch.forwarded.append((record, *what))
-            else:
+            elif kind is Kind.REFUSE:
                 batch.refused.append(what)
+            else:
+                try:
+                    _obey(batch.step, kind, offset, what)
+                except RejectedJob as error:
+                    batch.refused.append(refuse(record, error))
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
@@ -687,3 +683,16 @@ def _same_partition_count(cluster: Cluster, topology: Topology) -> int:
         found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
         raise BadConfiguration(f"{found}; the three must have equally many partitions. Make them with: duewheel topics apply")
     return counts[topology.intake]
+
+
+def _obey(step: Step, kind: Kind, offset: int, what: Any) -> None:
+    """A command other than a Schedule."""
+    match kind:
+        case Kind.CANCEL:
+            step.cancel(what)
+        case Kind.REDRIVE:
+            step.redrive(what)
+        case Kind.DROP:
+            step.drop(what)
+        case Kind.CHANGE:
+            step.change(what, offset)

@@ -67,6 +67,25 @@ class CancelInvoked(NamedTuple):
     job_id: str
 
 
+class ChangeInvoked(NamedTuple):
+    """Somebody asks for a job to be changed that waits.
+
+    Attributes:
+        action: of `core.model.Action`.
+        created_ms: as in the command; of RUN_NOW for a job that recurs it names the run.
+        due_ms: the new time that an UPDATE gives; 0 for none.
+        limits: those that an UPDATE gives.
+    """
+
+    at_ms: int
+    call: str
+    job_id: str
+    action: str
+    created_ms: int = 0
+    due_ms: int = 0
+    limits: Limits | None = None
+
+
 class RedriveInvoked(NamedTuple):
     """Somebody asks for a dead run to be run again; `token` is of the attempt it died with."""
 
@@ -149,6 +168,24 @@ class StateWritten(NamedTuple):
     changed_ms: int = 0
     queued_ms: int = 0
     left_out: int = -1
+
+
+class Answered(NamedTuple):
+    """A state record says what became of a command that was to change its job. All must be told where `ChangeInvoked` is.
+
+    Attributes:
+        partition, offset: of the state record.
+        command: the command's offset in the same partition of the intake; `action`: what it asks for, as it lies there.
+        reason: why it changed nothing; empty where it was obeyed.
+    """
+
+    at_ms: int
+    partition: int
+    offset: int
+    job_id: str
+    command: int
+    action: str
+    reason: str = ""
 
 
 class Forgotten(NamedTuple):
@@ -387,6 +424,7 @@ class Stopped(NamedTuple):
 Event: TypeAlias = (
     EnqueueInvoked
     | CancelInvoked
+    | ChangeInvoked
     | RedriveInvoked
     | DropInvoked
     | Acknowledged
@@ -394,6 +432,7 @@ Event: TypeAlias = (
     | Refused
     | Defined
     | StateWritten
+    | Answered
     | Forgotten
     | Dispatched
     | RunDied

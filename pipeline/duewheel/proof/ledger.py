@@ -28,13 +28,15 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Closing, Phase, Result
+from duewheel.core.model import Action, Closing, Limits, Phase, Result
 from duewheel.proof.faults import Excuses, Fault, faults_of
 from duewheel.proof.history import (
     Acknowledged,
+    Answered,
     Backlog,
     BadRecordWritten,
     CancelInvoked,
+    ChangeInvoked,
     Committed,
     DeadLettered,
     DeathClosed,
@@ -84,7 +86,8 @@ class Run:
 
     Attributes:
         definitions: one, where all is well; none where only its dispatches or states are known.
-        asked: the command that defined it, where it can be told.
+        asked: the command that defined it, where it can be told; also where it was updated since.
+        limits: those that may hold for it; one, unless it was updated, and none where that command is not known.
         dispatches: in order of their tokens.
         states: in order of the log.
         undone: tokens of deaths that a redrive undid, rising.
@@ -97,6 +100,7 @@ class Run:
     generation: int
     definitions: list[Defined] = field(default_factory=list)
     asked: EnqueueInvoked | None = None
+    limits: list[Limits | None] = field(default_factory=list)
     dispatches: list[Dispatched] = field(default_factory=list)
     states: list[StateWritten] = field(default_factory=list)
     deaths: list[RunDied] = field(default_factory=list)
@@ -136,6 +140,23 @@ class Run:
         return rounds
 
 
+PauseEnd: TypeAlias = Answered | Defined | StateWritten | Forgotten | None
+
+
+class Pause(NamedTuple):
+    """A job that may not start: from one record of the changelog to another.
+
+    Attributes:
+        begun: the answer that says so.
+        token: the highest that was handed out before.
+        until: what ended it; None where nothing has.
+    """
+
+    begun: Answered
+    token: int
+    until: PauseEnd
+
+
 @dataclass(slots=True)
 class Story:
     """All that was told of one job, each kind in the order in which it was told."""
@@ -143,10 +164,12 @@ class Story:
     job_id: str
     enqueues: list[EnqueueInvoked] = field(default_factory=list)
     cancels: list[CancelInvoked] = field(default_factory=list)
+    changes: list[ChangeInvoked] = field(default_factory=list)
     redrives: list[RedriveInvoked] = field(default_factory=list)
     drops: list[DropInvoked] = field(default_factory=list)
     defined: list[Defined] = field(default_factory=list)
     states: list[StateWritten] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
     dispatches: list[Dispatched] = field(default_factory=list)
     deaths: list[RunDied] = field(default_factory=list)
@@ -169,6 +192,16 @@ class Story:
     def run_of(self, token: int) -> Run | None:
         """The run that a token was handed out for."""
         return self._run_of.get(token) if self.runs else None
+
+    @property
+    def redefines(self) -> list[ChangeInvoked]:
+        """The changes that may have defined it anew."""
+        return [change for change in self.changes if change.action in (Action.UPDATE, Action.RUN_NOW)]
+
+    @property
+    def pauses(self) -> list[Pause]:
+        """When it was paused, by what the changelog says."""
+        return _pauses(self) if self.answered else []
 
     @property
     def deciding(self) -> dict[int, OutcomeRecorded]:
@@ -241,6 +274,7 @@ class Ledger:
         return {
             EnqueueInvoked: of_job("enqueues"),
             CancelInvoked: of_job("cancels"),
+            ChangeInvoked: of_job("changes"),
             RedriveInvoked: of_job("redrives"),
             DropInvoked: of_job("drops"),
             Acknowledged: answer,
@@ -248,6 +282,7 @@ class Ledger:
             Refused: answer,
             Defined: of_job("defined"),
             StateWritten: of_job("states"),
+            Answered: of_job("answered"),
             Forgotten: of_job("forgotten"),
             Dispatched: of_job("dispatches"),
             RunDied: of_job("deaths"),
@@ -339,8 +374,13 @@ def _log(story: Story, run: Callable[[int, int], Run]) -> list[int]:
     records = _in_order(story)
     last_tokens: list[int] = []
     life, newest, token, is_ended = 0, 0, 0, False
+    answering = {answered.offset for answered in story.answered}
+    last: StateWritten | None = None
     for record in records:
         if isinstance(record, StateWritten):
+            if last is not None and is_ended and record.offset in answering and record[4:-1] == last[4:-1]:
+                continue  # written once more, for what it answers
+            last = record
             run(life, record.generation).states.append(record)
             newest, token, is_ended = max(newest, record.generation), max(token, record.token), record.phase in TERMINAL
             continue
@@ -369,14 +409,62 @@ def _in_order(story: Story) -> Sequence[Defined | StateWritten | Forgotten]:
 def _ask(story: Story, runs: Iterable[Run]) -> None:
     """Finds the command behind each run: the one that the definition repeats; or the only one there is."""
     enqueues = story.enqueues
-    if len(enqueues) == 1:
+    if len(enqueues) == 1 and not story.changes:
+        limits = [enqueues[0].limits]
         for run in runs:
-            run.asked = enqueues[0]
+            run.asked, run.limits = enqueues[0], limits
         return
     asked = {(enqueue.due_ms, enqueue.created_ms): enqueue for enqueue in enqueues}
+    created = {enqueue.created_ms: enqueue for enqueue in enqueues} if story.redefines else {}
+    updated = [change.limits for change in story.changes if change.limits is not None]
     for run in runs:
         if run.defined is not None:
-            run.asked = asked.get((run.defined.due_ms, run.defined.created_ms))
+            key = run.defined.due_ms, run.defined.created_ms
+            run.asked = asked.get(key) or created.get(run.defined.created_ms) or (enqueues[0] if len(enqueues) == 1 else None)
+        if run.asked is not None:
+            run.limits = [run.asked.limits, *updated]
+
+
+def _pauses(story: Story) -> list[Pause]:
+    """From each pause that was obeyed to whatever lets the job go on, in the order of the changelog.
+
+    A transaction's answers stand with the state that it left in the end. So a pause may be over where it is told: the job was defined
+    anew in the same transaction.
+    """
+    pauses: list[Pause] = []
+    begun: Answered | None = None
+    anew: Defined | None = None  # in place of another definition, since the last state
+    token = created_ms = 0
+    records: list[Answered | Defined | StateWritten | Forgotten] = [*story.answered, *story.defined, *story.states, *story.forgotten]
+    for record in sorted(records, key=_place):
+        until: PauseEnd = None
+        if isinstance(record, Answered):
+            if record.reason == "" and record.action == Action.PAUSE:
+                begun = begun or record
+            elif record.reason == "" and record.action in (Action.RESUME, Action.RUN_NOW):
+                until = record
+        elif isinstance(record, Defined):
+            if record.created_ms != created_ms:  # no update
+                until, anew = record, record if created_ms or record.generation > 1 else None
+            created_ms = record.created_ms
+        elif isinstance(record, Forgotten):
+            until, anew, created_ms = record, None, 0
+        elif record.phase in TERMINAL:
+            until, anew = record, None
+        else:
+            was_anew, anew = anew, None
+            if begun is not None and begun.offset == record.offset and record.phase != Phase.PAUSED and was_anew is not None:
+                begun = None
+        if begun is not None and until is not None:
+            pauses.append(Pause(begun, token, until))
+            begun = None
+        if isinstance(record, StateWritten) and (begun is None or (begun.offset == record.offset and record.phase == Phase.PAUSED)):
+            token = max(token, record.token)
+    return pauses if begun is None else [*pauses, Pause(begun, token, None)]
+
+
+def _place(record: Answered | Defined | StateWritten | Forgotten) -> tuple[int, int, int]:
+    return (record.offset, 0, record.command) if isinstance(record, Answered) else (record.offset, 1, 0)
 
 
 def _bury(story: Story, runs: Sequence[Run]) -> None:

@@ -176,7 +176,8 @@ def _delays(ledger: Ledger, story: Story) -> Iterator[tuple[int, int]]:
         first = run.dispatches[0]
         answer = ledger.acknowledged(run.asked.call) if run.asked is not None else None
         stored_ms = run.defined.at_ms if answer is None else answer.at_ms
-        yield max(run.defined.due_ms, stored_ms), began.get(first.token, first.at_ms)
+        paused_ms = max((pause.until.at_ms for pause in story.pauses if pause.until is not None and pause.token < first.token), default=0)
+        yield max(run.defined.due_ms, stored_ms, paused_ms), began.get(first.token, first.at_ms)
         for dispatches in run.rounds():
             for before, after in pairwise(dispatches):
                 outcome = story.deciding.get(before.token)

@@ -12,7 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.kafka.partitioner import partition_of
+from duewheel.core.changes import updated
+from duewheel.core.errors import RejectedJob
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
+from duewheel.core.model import Action, Change
 from duewheel.core.refusals import Headers, Refusal
 from duewheel.engine.intake import CommandReader, Kind
 from tests.fuzz.samples import Breeder, encoded, malformed_values
@@ -113,6 +116,12 @@ def _obedient() -> Sequence[bytes]:
         schedule["recurrence"] = recurrences[number % len(recurrences)] if recurring else None
         values.append(codec.encode_schedule(schedule))
         values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS}))
+        given: Any = [{}, {"due_ms": _NOW_MS, "payload": b"[]"}, {"limits": limits, "policy": policy}, {"headers": {"a": "b"}}, {}][
+            number % 5
+        ]
+        change: Any = {**dict.fromkeys(Change.__annotations__), "job_id": f"j-{number}", "created_ms": _NOW_MS, **given}
+        change["action"] = "UPDATE" if given else ("PAUSE", "RESUME", "RUN_NOW")[number % 3]
+        values.append(codec.encode_change(change))
     return values
 
 
@@ -140,6 +149,8 @@ def _check(_packed: bytes, command: Any) -> None:
         _bury(what)
     elif kind is Kind.SCHEDULE:
         _obey(what, work, value)
+    elif kind is Kind.CHANGE and what["action"] == Action.UPDATE:
+        _update(what)
     elif kind is Kind.FORWARD:
         agree("where it goes", what[0], partition_of(record.key(), _PARTITIONS))
 
@@ -159,6 +170,20 @@ def _obey(command: Any, work: bytes, value: bytes) -> None:
     dispatch = codec.splice_dispatch(7, command["job_id"], 1, command["due_ms"], 1, 0, _NOW_MS, None, work)
     demand(len(dispatch) <= RECORD_BYTES_MAX, f"too large a dispatch: {len(dispatch):,} bytes")
     agree("the work", codec.decode_dispatch(dispatch)["work"], command["work"])
+
+
+def _update(change: Any) -> None:
+    """What an owner makes of an update is refused, or a job as any other."""
+    for recurrence in (None, every(90_000)):
+        work: Any = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
+        fixed: Any = {"job_id": change["job_id"], "due_ms": _NOW_MS, "created_ms": _NOW_MS, "on_conflict": "IGNORE", "queue": "default"}
+        schedule: Any = {**fixed, "retention_ms": 0, "limits": None, "recurrence": recurrence, "work": work}
+        try:
+            record, encoded_work, value = codec.revise_schedule(codec.encode_schedule(schedule), lambda known: updated(known, change))
+        except RejectedJob:
+            continue
+        demand(len(value) <= RECORD_BYTES_MAX, f"too large a job: {len(value):,} bytes")
+        _obey(record, encoded_work, value)
 
 
 _breed: Final = Breeder(COMMANDS, RECORD_BYTES_MAX)

@@ -20,7 +20,7 @@ from tests.fuzz.samples import encoded, malformed_values, records
 from tests.fuzz.target import Target, agree
 from tests.records import COMMANDS
 
-_KINDS: Final = ("Schedule", "Cancel", "Redrive", "Drop")
+_KINDS: Final = ("Schedule", "Cancel", "Redrive", "Drop", "Change")
 
 
 @cache

@@ -26,7 +26,7 @@ from tests.records import RECORDS
 
 _TOPOLOGY: Final = Topology()
 _TOPICS: Final = (
-    (_TOPOLOGY.intake, ("Schedule", "Cancel", "Redrive", "Drop")),
+    (_TOPOLOGY.intake, ("Schedule", "Cancel", "Redrive", "Drop", "Change")),
     (_TOPOLOGY.state, ("State", "Definition")),
     (_TOPOLOGY.outcomes, ("Outcome",)),
     (_TOPOLOGY.dispatch("mails"), ("Dispatch",)),

@@ -351,6 +351,8 @@ class Verifier:
             part.audit.cancel(command["job_id"], written_ms)
         elif name == "drop":
             part.audit.drop(command["job_id"])
+        elif name == "change":
+            part.audit.change(record.offset(), command)
 
     def _take_outcome(self, part: _Part, record: Record) -> None:
         outcome = self._codec.decode_outcome(record.value())

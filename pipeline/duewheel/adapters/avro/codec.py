@@ -12,6 +12,7 @@ from duewheel.adapters.avro import encode
 from duewheel.adapters.avro.decode import Decoder
 from duewheel.adapters.avro.encode import (
     encode_cancel,
+    encode_change,
     encode_dead_letter,
     encode_dead_run,
     encode_dead_run_closed,
@@ -47,6 +48,7 @@ __all__ = [
     "decode_state",
     "decode_stop",
     "encode_cancel",
+    "encode_change",
     "encode_dead_letter",
     "encode_dead_run",
     "encode_dead_run_closed",
@@ -60,6 +62,7 @@ __all__ = [
     "encode_state",
     "encode_stop",
     "peek_definition",
+    "revise_schedule",
     "splice_dead_run",
     "splice_definition",
     "splice_dispatch",
@@ -73,6 +76,7 @@ class Codec(Decoder):
     """All of it in one object, with a reader of one's own."""
 
     encode_cancel = staticmethod(encode_cancel)
+    encode_change = staticmethod(encode_change)
     encode_dead_letter = staticmethod(encode_dead_letter)
     encode_dead_run = staticmethod(encode_dead_run)
     encode_dead_run_closed = staticmethod(encode_dead_run_closed)
@@ -117,4 +121,5 @@ decode_state = _CODEC.decode_state
 decode_stop = _CODEC.decode_stop
 current_command = _CODEC.current_command
 peek_definition = _CODEC.peek_definition
+revise_schedule = _CODEC.revise_schedule
 splice_dead_run = _CODEC.splice_dead_run

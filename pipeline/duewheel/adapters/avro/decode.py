@@ -17,6 +17,7 @@ is recognized by all its bytes. So records share the dicts of their limits and p
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from math import inf
 from typing import Final, Literal, NamedTuple, cast
 
@@ -37,7 +38,9 @@ from duewheel.adapters.avro.strict import Reader
 from duewheel.adapters.avro.varints import FIRST, SECOND, THIRD, long_at
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import (
+    Answer,
     Cancel,
+    Change,
     DeadLetter,
     DeadRun,
     DeadRunClosed,
@@ -131,7 +134,8 @@ ScheduleCommand = tuple[Literal["schedule"], Schedule, bytes]
 CancelCommand = tuple[Literal["cancel"], Cancel, bytes]
 RedriveCommand = tuple[Literal["redrive"], Redrive, bytes]
 DropCommand = tuple[Literal["drop"], Drop, bytes]
-Command = ScheduleCommand | CancelCommand | RedriveCommand | DropCommand
+ChangeCommand = tuple[Literal["change"], Change, bytes]
+Command = ScheduleCommand | CancelCommand | RedriveCommand | DropCommand | ChangeCommand
 
 OfDeadLetterTopic = tuple[Literal["letter"], DeadLetter] | tuple[Literal["dead_run"], DeadRun] | tuple[Literal["closed"], DeadRunClosed]
 
@@ -154,7 +158,7 @@ class Decoder:
             bytes_max: larger values are refused before anything is decoded.
 
         Returns:
-            ("schedule", the command, its work encoded), or "cancel", "redrive" or "drop" with the command and nothing.
+            ("schedule", the command, its work encoded), or "cancel", "redrive", "drop" or "change" with the command and nothing.
 
         Raises:
             UndecodableRecord: this and every other decoder.
@@ -176,7 +180,7 @@ class Decoder:
             single_object = self._unframe(value)
             if single_object is not value:
                 return self.decode_command(single_object, bytes_max)
-        kind, record = self._read(value, ("Schedule", "Cancel", "Redrive", "Drop"), bytes_max)
+        kind, record = self._read(value, ("Schedule", "Cancel", "Redrive", "Drop", "Change"), bytes_max)
         match kind:
             case "Cancel":
                 return "cancel", cast(Cancel, record), b""
@@ -184,6 +188,8 @@ class Decoder:
                 return "redrive", cast(Redrive, record), b""
             case "Drop":
                 return "drop", cast(Drop, record), b""
+            case "Change":
+                return "change", cast(Change, record), b""
         schedule = cast(Schedule, record)
         return "schedule", schedule, encode_work(schedule["work"])
 
@@ -195,6 +201,11 @@ class Decoder:
         if value.startswith(_SCHEDULE):
             return value
         return encode_schedule(cast(Schedule, self._read(value, ("Schedule",), RECORD_BYTES_MAX)[1]))
+
+    def revise_schedule(self, command: bytes, revise: Callable[[Schedule], Schedule]) -> tuple[Schedule, bytes, bytes]:
+        """An encoded Schedule of the current schema, revised: as a record, its work encoded, and the whole encoded anew."""
+        record = revise(cast(Schedule, self._read(command, ("Schedule",), RECORD_BYTES_MAX)[1]))
+        return record, encode_work(record["work"]), encode_schedule(record)
 
     def decode_definition(self, value: bytes | None) -> Definition:
         """A Definition, whole."""
@@ -717,6 +728,13 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         at = _end_of_array(value, at)
     runs, at = _longs_at(value, at)
     queued_ms, at = _time_at(value, at)
+    answers: list[Answer] = []
+    count, at = _count_at(value, at)
+    if count:
+        for _ in range(count):
+            answer, at = _answer_at(value, at)
+            answers.append(answer)
+        at = _end_of_array(value, at)
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -725,7 +743,16 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         "endings": endings,
         "runs": runs,
         "queued_ms": queued_ms,
+        "answers": answers,
     }, at
+
+
+def _answer_at(value: bytes, at: int) -> tuple[Answer, int]:
+    offset, at = long_at(value, at)
+    taken_ms, at = _time_at(value, at)
+    reason, at = _string_at(value, at)
+    message, at = _string_at(value, at)
+    return {"offset": offset, "taken_ms": taken_ms, "reason": reason, "message": message}, at
 
 
 def _ending_at(value: bytes, at: int) -> tuple[Ending, int]:

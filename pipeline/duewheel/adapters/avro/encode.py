@@ -20,7 +20,9 @@ from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import encode
 from duewheel.adapters.avro.varints import LAST, long
 from duewheel.core.model import (
+    Answer,
     Cancel,
+    Change,
     DeadLetter,
     DeadRun,
     DeadRunClosed,
@@ -124,6 +126,11 @@ def splice_schedule(job_id: str, due_ms: int, created_ms: int, retention_ms: int
 def encode_cancel(record: Cancel) -> bytes:
     """The Cancel, ready to be published."""
     return _CANCEL + _string(record["job_id"]) + long(record["created_ms"])
+
+
+def encode_change(record: Change) -> bytes:
+    """The Change, ready to be published."""
+    return encode("Change", record)
 
 
 def encode_redrive(record: Redrive) -> bytes:
@@ -396,8 +403,13 @@ def _trail(trail: Trail) -> bytes:
             _array([_ending(ending) for ending in endings]) if endings else b"\0",
             _array([long(slot_ms) for slot_ms in trail["runs"]]) if trail["runs"] else b"\0",
             long(trail["queued_ms"]),
+            _array([_answer(answer) for answer in trail["answers"]]) if trail["answers"] else b"\0",
         )
     )
+
+
+def _answer(answer: Answer) -> bytes:
+    return long(answer["offset"]) + long(answer["taken_ms"]) + _string(answer["reason"]) + _string(answer["message"])
 
 
 def _output(output: bytes | None) -> bytes:

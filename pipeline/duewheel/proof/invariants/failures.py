@@ -10,7 +10,7 @@ from typing import Final
 from duewheel.core import trail as trails
 from duewheel.core.model import Phase, Result
 from duewheel.core.step import Reason
-from duewheel.proof.history import DeadLettered, Dispatched, EnqueueInvoked, RedriveInvoked, RunDied
+from duewheel.proof.history import ChangeInvoked, DeadLettered, Dispatched, EnqueueInvoked, RedriveInvoked, RunDied
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.ledger import Ledger, Run, Story
 
@@ -39,7 +39,7 @@ class CancelledStays(Invariant):
                     sentence = f"job {story.job_id!r} was {stop.phase} at token {stop.token}, and token {later.token} went out afterwards"
                     starts = (start for start in story.starts if start.token == later.token)
                     found.append(self.broken(story.job_id, sentence, stop, later, *starts))
-            if story.cancels and len(story.enqueues) == 1:
+            if story.cancels and len(story.enqueues) == 1 and not story.redefines:  # else it may have been due sooner
                 found += self._unheeded(ledger, story)
         return found
 
@@ -60,8 +60,8 @@ class CancelledStays(Invariant):
 class OneDeadLetter(Invariant):
     """Each record that cannot be read or is refused leaves one dead letter, and nothing else does; each run that dies is buried once.
 
-    A redrive may be refused by the rules, and so may a command that asks for it where its job is known. A death whose job was redefined
-    meanwhile is none.
+    A redrive may be refused by the rules, and so may an update, and a command that asks for it where its job is known. A death whose job
+    was redefined meanwhile is none.
     """
 
     title = "dead letters"
@@ -113,12 +113,13 @@ class OneDeadLetter(Invariant):
 
 
 def _refusable(ledger: Ledger) -> set[tuple[int, int] | str | None]:
-    """Redrives that may have been refused, and what asked to be where its job is known: where they are stored, or of which job they are
-    where nobody knows.
+    """Redrives and updates that may have been refused, and what asked to be where its job is known: where they are stored, or of which job
+    they are where nobody knows.
     """
     found: set[tuple[int, int] | str | None] = set()
     for story in ledger.stories.values():
-        commands: list[RedriveInvoked | EnqueueInvoked] = [*story.redrives, *(enqueue for enqueue in story.enqueues if enqueue.rejects)]
+        rejecting = [enqueue for enqueue in story.enqueues if enqueue.rejects]
+        commands: list[RedriveInvoked | ChangeInvoked | EnqueueInvoked] = [*story.redrives, *story.redefines, *rejecting]
         for command in commands:
             answer = ledger.acknowledged(command.call)
             found.add(story.job_id if answer is None else (answer.partition, answer.offset))
@@ -138,23 +139,25 @@ class CrashLimit(Invariant):
         for story in ledger.stories.values():
             for run in story.runs:
                 if run.asked is not None and (len(run.dispatches) > 1 or run.deaths):
-                    limit = trails.crashes_max(run.asked.limits)
+                    limits = [trails.crashes_max(limits) for limits in run.limits]
                     for number, dispatches in enumerate(run.rounds()):
-                        found += self._round(story, limit, dispatches)
+                        found += self._round(story, max(limits), dispatches)
                         deaths = [d for d in run.deaths if d.reason == Reason.CRASH_LIMIT and run.round_of(d.token) == number]
-                        found += self._deaths(story, limit, dispatches, deaths)
+                        found += self._deaths(story, min(limits), dispatches, deaths)
         return found
 
     def _round(self, story: Story, limit: int, dispatches: Sequence[Dispatched]) -> Iterator[Violation]:
         lost, job_id = 0, story.job_id
+        earlier = dispatches[0].attempt - 1 if dispatches and story.redefines else 0  # updated between two attempts, it goes on
         for number, dispatch in enumerate(dispatches):
             what = f"dispatch of job {job_id!r} with token {dispatch.token}"
             if dispatch.crashes >= limit or lost >= limit:
                 yield self.broken(job_id, f"the {what} came after {max(lost, dispatch.crashes)} crashes; the limit is {limit}", dispatch)
             elif dispatch.crashes < lost:
                 yield self.broken(job_id, f"the {what} tells of {dispatch.crashes} crashes; there were {lost}", dispatch)
-            elif dispatch.crashes > number:
-                yield self.broken(job_id, f"the {what} tells of {dispatch.crashes} crashes in {number} attempts", dispatch)
+            elif dispatch.crashes > number + earlier:
+                sentence = f"the {what} tells of {dispatch.crashes} crashes in {number + earlier} attempts"
+                yield self.broken(job_id, sentence, dispatch)
             outcome = story.deciding.get(dispatch.token)
             following = dispatches[number + 1] if number + 1 < len(dispatches) else None
             # A dispatch that the owner had given up as overdue before, which is no crash, has the same attempt once more.

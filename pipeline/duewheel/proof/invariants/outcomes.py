@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from duewheel.core import trail as trails
-from duewheel.core.model import Closing, Overlap, Phase, Recurrence, RecurrenceKind, Result
+from duewheel.core.model import Action, Closing, Overlap, Phase, Recurrence, RecurrenceKind, Result
 from duewheel.core.recurrence import jittered_ms, next_slot_ms
 from duewheel.core.run_ids import RunId, parse
 from duewheel.core.step import Reason
-from duewheel.proof.history import Defined, Dispatched, DropInvoked, RedriveInvoked, StateWritten
+from duewheel.proof.history import ChangeInvoked, Defined, Dispatched, DropInvoked, RedriveInvoked, StateWritten
 from duewheel.proof.invariants.base import Invariant, Violation
+from duewheel.proof.invariants.changes import is_run_beside
 from duewheel.proof.ledger import End, Ledger, Run, Story
 
 
@@ -19,7 +20,8 @@ class NoLoss(Invariant):
     """Every acknowledged job is defined, and every defined job comes to an end that lasts.
 
     The end may be any terminal phase. A generation that was redefined owes none: it gave way. A death that was undone is no end, and an
-    acknowledged redrive or drop of a death must have done something about it. Jobs that are due after the history stops owe nothing yet.
+    acknowledged redrive or drop of a death must have done something about it. Jobs that are due after the history stops owe nothing yet,
+    nor do those that were paused and not resumed.
     A job that recurs need not come to an end; each of its runs must.
     """
 
@@ -31,7 +33,7 @@ class NoLoss(Invariant):
             if story.enqueues:
                 found += self._undefined(ledger, story)
             for run in story.runs:
-                if run.is_newest and run.defined is not None and not run.lasting_ends:
+                if run.is_newest and run.defined is not None and not run.lasting_ends and not _is_paused(story, run):
                     found += self._endless(ledger, story, run)
             if story.redrives or story.drops:
                 found += self._ignored(ledger, story)
@@ -46,6 +48,9 @@ class NoLoss(Invariant):
         if len(story.enqueues) == 1 and story.defined:
             return  # told in full by the definition there is, or else NoPhantom finds one that nobody asked for
         defined = {(record.due_ms, record.created_ms) for record in story.defined}
+        if story.redefines:  # updated in the transaction that would have written it, it has another due time
+            created = {record.created_ms for record in story.defined}
+            defined |= {(enqueue.due_ms, enqueue.created_ms) for enqueue in story.enqueues if enqueue.created_ms in created}
         gaps = sum(run.generation for run in story.runs if run.is_newest) - len(story.defined)
         for enqueue in story.enqueues:
             answer = ledger.acknowledged(enqueue.call)
@@ -100,9 +105,10 @@ class NoPhantom(Invariant):
     """Nothing is defined, dispatched, started, changed or ended without a cause that somebody asked for.
 
     A command that was acknowledged defines one generation at most, and so does one of which nobody knows whether it was stored. What was
-    refused defines none. A dispatch belongs to a definition, a start and an outcome to a dispatch, an effect to a start, an end to an
-    outcome or to what else its phase stands for. What ended is dispatched no more, unless its death is redriven; and each redrive undoes
-    one death. A run of a recurring job was asked for by asking for that job, if it stands for a slot of it.
+    refused defines none. An update defines a generation more, of what was asked for before. A dispatch belongs to a definition, a start
+    and an outcome to a dispatch, an effect to a start, an end to an outcome or to what else its phase stands for. What ended is dispatched
+    no more, unless its death is redriven; and each redrive undoes one death. A run of a recurring job was asked for by asking for that job,
+    if it stands for a slot of it, or by asking for it to run at once.
     """
 
     title = "phantom"
@@ -125,9 +131,13 @@ class NoPhantom(Invariant):
             yield from self._no_slot(ledger, story, run)
             return
         calls = Counter((e.due_ms, e.created_ms) for e in story.enqueues if not ledger.refused(e.call))
-        calls_made = calls.total()
+        updates = [change for change in story.redefines if not ledger.refused(change.call)]
+        calls_made, created, left = calls.total() + len(updates), {created_ms for _, created_ms in calls}, len(updates)
         for record in story.defined:
             key = (record.due_ms, record.created_ms)
+            if calls[key] <= 0 and left and record.created_ms in created and _is_given(record, story, updates):
+                left -= 1
+                continue
             calls[key] -= 1
             if calls[key] < 0:
                 sentence = f"job {story.job_id!r} was defined for {record.due_ms} (created {record.created_ms}) more often than asked for"
@@ -141,6 +151,8 @@ class NoPhantom(Invariant):
         recurring = ledger.stories.get(run.job_id)
         asked = [] if recurring is None else [e for e in recurring.enqueues if e.recurrence is not None and not ledger.refused(e.call)]
         for record in story.defined:
+            if recurring is not None and is_run_beside(ledger, recurring, run.slot_ms):
+                continue
             if not any(e.recurrence and _is_slot(e.recurrence, e.due_ms, run, record.due_ms) for e in asked):
                 sentence = f"run {story.job_id!r} was defined for {record.due_ms}, which is no slot of what was asked for as {run.job_id!r}"
                 yield self.broken(story.job_id, sentence, record)
@@ -204,6 +216,18 @@ class NoPhantom(Invariant):
             seen.add(key)
 
 
+def _is_paused(story: Story, run: Run) -> bool:
+    """Whether nobody has let it go on."""
+    return bool(run.states) and run.states[-1].phase == Phase.PAUSED and any(pause.until is None for pause in story.pauses)
+
+
+def _is_given(record: Defined, story: Story, updates: Sequence[ChangeInvoked]) -> bool:
+    """Whether the due time of a definition is one that was asked for: at first, by an update, or by asking for it at once."""
+    known = {enqueue.due_ms for enqueue in story.enqueues} | {change.due_ms for change in updates if change.due_ms}
+    at_once = any(change.action == Action.RUN_NOW for change in updates)
+    return record.due_ms in known or (at_once and record.due_ms <= record.at_ms)  # by its owner's clock, which may be behind
+
+
 def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId, begins_ms: int) -> bool:
     """Whether a run that begins then stands for a slot of a job that was asked for so."""
     if begins_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
@@ -225,7 +249,6 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
     phase, token = end.phase, end.token
     outcome = story.deciding.get(token)
     told = outcome.result if outcome is not None else None
-    limits = run.asked.limits if run.asked is not None else None
     if phase == Phase.SUCCEEDED and run.defined is not None and run.defined.recurrence is not None:
         return ""  # no slot of it is left
     if phase == Phase.SUCCEEDED:
@@ -239,7 +262,7 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
         replaced = not run.is_newest or told == Result.CANCELLED or _is_replaced(ledger, story.job_id)
         return "" if replaced or any(not ledger.refused(c.call) for c in story.cancels) else "nobody asked for it"
     elif phase == Phase.EXPIRED:
-        expires_ms = trails.expires_ms(limits)
+        expires_ms = min(filter(None, map(trails.expires_ms, run.limits)), default=0)
         return (
             ""
             if expires_ms and end.at_ms >= expires_ms
@@ -253,7 +276,7 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
             return "no worker said so, and no limit was named"
         if run.asked is None and parse(story.job_id) is not None:
             return ""  # its limits are those of its recurring job, of whichever generation
-        if Reason.TOTAL_TIMEOUT in reasons and not (limits and limits["total_timeout_ms"]):
+        if Reason.TOTAL_TIMEOUT in reasons and not any(limits and limits["total_timeout_ms"] for limits in run.limits):
             return "it has no total timeout"
     return ""
 

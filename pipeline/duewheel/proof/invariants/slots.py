@@ -114,6 +114,8 @@ class EverySlotOnce(Invariant):
                 continue
             yield from self._steps(story, run, run.defined, run.defined.recurrence, runs)
             owed = _owed(run, run.defined, run.defined.recurrence, before, after, taken)
+            if after is not None and _may_have_ended(story, after):
+                owed = Owed(owed.slots[: bisect_left(owed.slots, _open_ms(_stood(run)))], _MANY, owed.dropped)
             run_slots = [slot_ms for slot_ms in taken if slot_ms in owed.slots]
             lacking.append(owed.slots)
             lacking_count += len(owed.slots) - len(run_slots)
@@ -169,6 +171,14 @@ def _open_ms(state: StateWritten) -> int:
     if state.phase == Phase.WAITING and state.queued_ms == state.slot_ms:
         return _NEVER_MS
     return state.slot_ms
+
+
+def _may_have_ended(story: Story, after: Run) -> bool:
+    """Whether the job may have been cancelled in the transaction that defined it anew, of which there is no record then."""
+    if after.defined is None:
+        return True
+    cancels = sum(cancel.at_ms <= after.defined.at_ms for cancel in story.cancels)
+    return cancels > sum(state.phase == Phase.CANCELLED and state.offset < after.defined.offset for state in story.states)
 
 
 def _stood(run: Run) -> StateWritten:

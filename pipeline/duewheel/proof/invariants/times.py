@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from duewheel.core.model import Phase
-from duewheel.proof.history import Dispatched, Effect, Started
+from duewheel.proof.history import Dispatched, Effect, Started, StateWritten
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.ledger import Ledger, Run, Story
 
@@ -35,8 +35,9 @@ class NeverEarly(Invariant):
         return found
 
     def _waits(self, story: Story, run: Run) -> Iterator[Violation]:
+        last = {state.token: state for state in run.states}  # only the last word counts: a change may have moved the time
         for state in run.states:
-            if state.phase != Phase.WAITING or not state.wake_ms:
+            if state.phase != Phase.WAITING or not state.wake_ms or last[state.token] is not state:
                 continue
             following = next((dispatch for dispatch in run.dispatches if dispatch.token > state.token), None)
             if following is not None and following.at_ms < state.wake_ms:
@@ -48,9 +49,9 @@ class NeverEarly(Invariant):
 class Punctual(Invariant):
     """While nothing is broken a job starts soon after it is due and acknowledged; and in any case soon after all is whole again.
 
-    The same holds for an attempt whose wait is over. What counts is when the handler began, or the dispatch where none did. "Soon" is
-    `Plan.punctual_ms`; after a fault it is `Plan.recovery_ms`, for everything that was ready before that was over. Jobs that were
-    not dispatched at all are NoLoss's matter, since they may have been cancelled.
+    The same holds for an attempt whose wait is over, and a pause puts off what may start. What counts is when the handler began, or the
+    dispatch where none did. "Soon" is `Plan.punctual_ms`; after a fault it is `Plan.recovery_ms`, for everything that was ready before
+    that was over. Jobs that were not dispatched at all are NoLoss's matter, since they may have been cancelled.
     """
 
     title = "late"
@@ -59,21 +60,26 @@ class Punctual(Invariant):
         found: list[Violation] = []
         for story in ledger.stories.values():
             began = {start.token: start.at_ms for start in reversed(story.starts)}
+            paused = [(pause.token, pause.until.at_ms) for pause in story.pauses if pause.until is not None]
             for run in story.runs:
                 if run.dispatches:
-                    for ready_ms, token in self._moments(ledger, run):
+                    for ready_ms, token in self._moments(ledger, run, bool(story.changes)):
+                        later = next((dispatch.token for dispatch in run.dispatches if dispatch.token > token), 0)
+                        ready_ms = max([ready_ms, *(until_ms for before, until_ms in paused if before < later)])
                         found += self._late(ledger, story, run, ready_ms, began, token)
         return found
 
-    def _moments(self, ledger: Ledger, run: Run) -> Iterator[tuple[int, int]]:
+    def _moments(self, ledger: Ledger, run: Run, is_changed: bool) -> Iterator[tuple[int, int]]:
         """When the run could go out, and the highest token that it had been given then."""
         if run.defined is not None:
             answer = ledger.acknowledged(run.asked.call) if run.asked is not None else None
-            stored_ms = run.defined.at_ms if answer is None else answer.at_ms
-            yield max(run.defined.due_ms, stored_ms), run.dispatches[0].token - 1
+            stored_ms = run.defined.at_ms if answer is None or is_changed else answer.at_ms
+            if not (is_changed and _waits(run.states[:1])):  # it was defined anew between two attempts
+                yield max(run.defined.due_ms, stored_ms), run.dispatches[0].token - 1
+        last = {state.token: state for state in run.states}
         for state in run.states:
-            if state.phase == Phase.WAITING and state.wake_ms:
-                yield state.wake_ms, state.token
+            if _waits([state]) and last[state.token] is state:
+                yield max(state.wake_ms, state.at_ms if is_changed else 0), state.token
 
     def _late(self, ledger: Ledger, story: Story, run: Run, ready_ms: int, began: dict[int, int], token: int) -> Iterator[Violation]:
         following = [dispatch for dispatch in run.dispatches if dispatch.token > token]
@@ -85,3 +91,7 @@ class Punctual(Invariant):
         if at_ms > deadline_ms:
             sentence = f"job {story.job_id!r} was ready at {ready_ms} and began at {at_ms}, {at_ms - deadline_ms} ms later than is excused"
             yield self.broken(story.job_id, sentence, run.defined, following[0])
+
+
+def _waits(states: Sequence[StateWritten]) -> bool:
+    return any(state.phase == Phase.WAITING and state.wake_ms for state in states)
