@@ -765,6 +765,18 @@ def test_a_job_that_is_over_and_defined_anew_with_its_anchor_does_not_begin_in_t
     assert (world.slots(), world.phase(), world.left_out()) == ([at(0), at(60)], Phase.SUCCEEDED, (0, 0))
 
 
+def test_the_slot_that_a_job_waits_for_is_not_kept_where_the_new_definition_begins_later() -> None:
+    """EVERY_AFTER keeps it else; but no slot lies before `start_ms`."""
+    world = World()
+    world.step(schedule(every_after(10 * MINUTE_MS)))
+    world.settle()
+    world.end(run(0))
+    world.now_ms = at(2)
+    world.step(schedule(every_after(10 * MINUTE_MS, start_ms=at(15)), created_ms=at(2), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(20))
+    assert world.slots() == [at(0), at(15)]
+
+
 @pytest.mark.parametrize("before", [cancel(), schedule(every(HOUR_MS, jitter_ms=1), created_ms=at(5), on_conflict=OnConflict.REPLACE)])
 def test_slots_since_a_definition_was_made_are_its_own_also_where_nobody_was_there_then(before: Schedule | Cancel) -> None:
     """Its owner takes in both commands half an hour later, in one step: it had looked at none of these slots."""

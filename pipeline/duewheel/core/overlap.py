@@ -174,7 +174,7 @@ def take_over(
     if recurrence["kind"] == before["kind"] == RecurrenceKind.EVERY_AFTER:
         if is_waiting_for_end:
             return Start(pending_ms, queued_ms, 0, handed_out)
-        if pending_ms > decided_ms and not 0 < recurrence["end_ms"] <= pending_ms:
+        if pending_ms > decided_ms and recurrence["start_ms"] <= pending_ms and not 0 < recurrence["end_ms"] <= pending_ms:
             return Start(pending_ms, queued_ms, pending_ms, handed_out)
     next_ms = next_slot_ms(recurrence, anchor_ms, decided_ms)
     return Start(next_ms, queued_ms, next_ms, handed_out)

@@ -115,7 +115,8 @@ class EverySlotOnce(Invariant):
             yield from self._steps(story, run, run.defined, run.defined.recurrence, runs)
             owed = _owed(run, run.defined, run.defined.recurrence, before, after, taken)
             if after is not None and _may_have_ended(story, after):
-                owed = Owed(owed.slots[: bisect_left(owed.slots, _open_ms(_stood(run)))], _MANY, owed.dropped)
+                had_queue = run.defined.recurrence["overlap"] == Overlap.QUEUE
+                owed = Owed(owed.slots[: bisect_left(owed.slots, _open_ms(_stood(run)))], _MANY, int(had_queue))
             run_slots = [slot_ms for slot_ms in taken if slot_ms in owed.slots]
             lacking.append(owed.slots)
             lacking_count += len(owed.slots) - len(run_slots)
@@ -250,7 +251,7 @@ def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]
 
 def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after: Run | None) -> Owed:
     """With EVERY_AFTER: the slots that it waited for, one after the other."""
-    waited = [state.slot_ms if state.phase == Phase.WAITING and state.wake_ms == state.slot_ms else 0 for state in run.states]
+    waited = [state.slot_ms if _waits_for_slot(state) else 0 for state in run.states]
     slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
     last, open_count = (
         run.states[-1],
@@ -270,10 +271,15 @@ def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after
     return Owed(slots, open_count, int(has_queue and (last.phase == Phase.CANCELLED or bool(last.queued_ms))))
 
 
+def _waits_for_slot(state: StateWritten) -> bool:
+    """With EVERY_AFTER: whether its next slot is known. While another one waits its turn it is not: that one's end will tell."""
+    return state.phase == Phase.WAITING and state.wake_ms == state.slot_ms and not state.queued_ms
+
+
 def _decided(defined: Defined, recurrence: Recurrence, before: StateWritten, after: StateWritten) -> Sequence[int]:
     """The slots that were decided about between two states of one definition."""
     if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
-        return (before.slot_ms,) if before.wake_ms == before.slot_ms else ()
+        return (before.slot_ms,) if _waits_for_slot(before) else ()
     if _has_all_runs(recurrence, after):
         until_ms = max(after.queued_ms, after.slot_ms) + 1  # beyond the last run there is nothing to leave out
     else:
