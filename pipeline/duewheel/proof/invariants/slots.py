@@ -74,7 +74,7 @@ class EverySlotOnce(Invariant):
                 lives = [list(life) for _, life in groupby(story.runs, key=lambda run: run.life)]
                 for life, following in pairwise((*lives, [])):
                     end = min((record.offset for run in following for record in run.definitions), default=_MANY)
-                    found += self._life(story, life, {slot_ms: run for slot_ms, run in of_job.items() if run.defined[0].offset < end})
+                    found += self._life(story, life, end, {slot_ms: run for slot_ms, run in of_job.items() if run.defined[0].offset < end})
         return found
 
     # --- each slot once ---
@@ -99,10 +99,11 @@ class EverySlotOnce(Invariant):
 
     # --- each slot at least once ---
 
-    def _life(self, story: Story, life: Sequence[Run], runs: Mapping[int, Story]) -> Iterator[Violation]:
+    def _life(self, story: Story, life: Sequence[Run], end: int, runs: Mapping[int, Story]) -> Iterator[Violation]:
         """What the definitions of one life owe together.
 
         Args:
+            end: the offset of the next life's first definition.
             runs: by slot, as far as they were handed out in this life or before.
         """
         states = [state for run in life for state in run.states if run.defined is not None and run.defined.recurrence is not None]
@@ -121,7 +122,7 @@ class EverySlotOnce(Invariant):
             lacking.append(owed.slots)
             lacking_count += len(owed.slots) - len(run_slots)
             # What another definition has run, this one may have left out.
-            until = after.defined.offset if after is not None and after.defined is not None else _MANY
+            until = after.defined.offset if after is not None and after.defined is not None else end
             open_count += owed.open + sum(
                 not any(run.defined.offset <= record.offset < until for record in runs[slot_ms].defined) for slot_ms in run_slots
             )
@@ -146,10 +147,11 @@ class EverySlotOnce(Invariant):
             yield self.broken(story.job_id, f"job {story.job_id!r} has no end, and ended", last)
         for before, after in pairwise(run.states):
             if after.left_out > 0 and before.phase == Phase.WAITING and after.changed_ms:
-                decided = islice(_decided(defined, recurrence, before, after), _LOOKED_AT_MAX)
+                decided = list(islice(_decided(defined, recurrence, before, after), _LOOKED_AT_MAX))
                 left = [slot_ms for slot_ms in decided if slot_ms not in runs]
                 going = sum(_went_on(it, after.changed_ms) for it in runs.values() if it.defined[0].offset <= after.offset)
-                if left and not _is_excused(recurrence, left, going, after.changed_ms):
+                has_run = len(left) < len(decided)  # one that an earlier definition has run stands for the others
+                if left and not _is_excused(recurrence, left, going, has_run, after.changed_ms):
                     sentence = (
                         f"{after.left_out} of the slots {_shown(left)} of job {story.job_id!r} were left out at {after.changed_ms} "
                         f"({recurrence['misfire']}, {recurrence['overlap']}), while {going} runs went on"
@@ -253,10 +255,9 @@ def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after
     """With EVERY_AFTER: the slots that it waited for, one after the other."""
     waited = [state.slot_ms if _waits_for_slot(state) else 0 for state in run.states]
     slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
-    last, open_count = (
-        run.states[-1],
-        0 if run.generation == 1 or (before is not None and before.generation == run.generation - 1) else _MANY,
-    )
+    last, open_count = run.states[-1], 0
+    if before is not None or run.generation > 1:  # its first slot may have been decided about in the transaction that defined it
+        open_count = 1 if before is not None and before.generation == run.generation - 1 else _MANY
     is_decided_by_next = (
         after is not None
         and after.defined is not None
@@ -296,12 +297,12 @@ def _went_on(run: Story, at_ms: int) -> bool:
     return not place or states[place - 1].phase not in TERMINAL
 
 
-def _is_excused(recurrence: Recurrence, left: Sequence[int], going: int, at_ms: int) -> bool:
+def _is_excused(recurrence: Recurrence, left: Sequence[int], going: int, has_run: bool, at_ms: int) -> bool:
     """Whether there is a reason to leave out these slots."""
     late_before_ms = at_ms - (recurrence["grace_ms"] or GRACE_MS) - recurrence["jitter_ms"]
     on_time = sum(slot_ms >= late_before_ms for slot_ms in left)
     if not going:
-        return recurrence["misfire"] == Misfire.SKIP and not on_time
+        return not on_time and (has_run or recurrence["misfire"] == Misfire.SKIP)
     if recurrence["overlap"] == Overlap.ALLOW and on_time:
         return going >= min(recurrence["overlap_max"] or OVERLAP_MAX_DEFAULT, SLOTS_ON_TIME_MAX)
     return True
