@@ -45,6 +45,25 @@ def test_the_model_of_the_commands_tells_what_stores_and_changelog_have_in_commo
     assert any(line.startswith("WitnessesAgree") and "model says {'generation': 2" in line for line in trial.verdict)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("slot skipped after a takeover", "slots that it had to decide about have no run, and only"),
+        ("slot run once more after a takeover", "was handed out twice"),
+    ],
+)
+def test_it_is_told_of_slots_that_are_skipped_or_run_twice(name: str, said: str) -> None:
+    for seed in SEEDS:
+        with planted(name):
+            trial = Trial(seed)
+            trial.run()
+        if any(line.startswith("EverySlotOnce") and said in line for line in trial.verdict):
+            return
+    raise AssertionError(f"{name}: no seed says that")
+
+
 def test_a_bug_that_does_not_fit_the_code_any_more_is_not_planted_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUGS, "gone", (Bug(Step, "fire", "text that is not there", ""),))
     with pytest.raises(BrokenInvariant, match=r"'gone' cannot be planted: Step.fire does not say"):

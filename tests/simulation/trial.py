@@ -103,7 +103,7 @@ class Trial:
         self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring, changes=seed % 2 == 1)
         self.is_calm = calm
         # Drawn apart, so that a seed without any goes as it went before there were such jobs.
-        apart = Random(f"recurring {seed}")
+        apart = Random(f"apart: {seed}")
         self.recurring = apart.choice((0, 0, 1, 2, 4))
         self.downtime_us = apart.choice((0, 0, 20, 45)) * SECOND_US if self.recurring and not calm else 0
         self.met: Counter[str] = Counter()
