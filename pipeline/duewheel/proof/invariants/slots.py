@@ -203,10 +203,7 @@ def _owed(run: Run, defined: Defined, recurrence: Recurrence, before: Run | None
     last, stood = run.states[-1], _stood(run)
     from_ms, is_certain = _from_ms(run, defined, before)
     open_count = 0 if is_certain else _MANY
-    until_ms, next_ms = _open_ms(stood), 0
-    if last.phase == Phase.WAITING and after is not None and after.states and after.generation == run.generation + 1:
-        assert after.defined is not None
-        next_ms = min(after.defined.created_ms - 1, after.states[0].changed_ms) + 1
+    until_ms, next_ms = _open_ms(stood), _handed_over_ms(run, after)
     if _has_all_runs(recurrence, stood):
         # Nothing is owed beyond the last run, or the slot that is to have it.
         seen = taken[bisect_left(taken, from_ms) : bisect_right(taken, stood.slot_ms)]
@@ -231,6 +228,20 @@ def _has_all_runs(recurrence: Recurrence, last: StateWritten) -> bool:
     return last.attempt + (last.phase == Phase.WAITING and last.queued_ms > 0) >= recurrence["runs_max"]
 
 
+def _is_command_for_next(run: Run, after: Run) -> bool:
+    """Whether a definition was followed by this one, and by a command that defines: an update keeps the time of the first."""
+    if run.defined is None or after.defined is None or after.generation != run.generation + 1:
+        return False
+    return run.defined.created_ms != after.defined.created_ms
+
+
+def _handed_over_ms(run: Run, after: Run | None) -> int:
+    """The first moment whose slots the next definition decides about; 0 where there is none, or that cannot be told."""
+    if after is None or after.defined is None or not after.states or not _is_command_for_next(run, after):
+        return 0
+    return min(after.defined.created_ms, after.states[0].changed_ms + 1) if run.states[-1].phase == Phase.WAITING else 0
+
+
 def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]:
     """From when on a definition decides, and whether that is certain."""
     first, assigned = run.states[0], defined.recurrence
@@ -238,11 +249,11 @@ def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]
     begins_ms = begin_ms(assigned, defined.due_ms)
     if before is None and run.generation == 1:
         return begins_ms, True
-    if before is None or before.generation != run.generation - 1 or before.defined is None:
+    if before is None or before.defined is None or not _is_command_for_next(before, run):
         return max(begins_ms, first.changed_ms + 1), False
     if before.defined.recurrence is None or before.defined.due_ms != defined.due_ms:
         return begins_ms, True
-    if not before.states:
+    if not before.states or before.states[-1].phase == Phase.PAUSED:
         return max(begins_ms, first.changed_ms + 1), False
     was, until_ms = before.states[-1], min(defined.created_ms - 1, first.changed_ms)
     goes_on = (
@@ -257,15 +268,9 @@ def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after
     slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
     last, open_count = run.states[-1], 0
     if before is not None or run.generation > 1:  # its first slot may have been decided about in the transaction that defined it
-        open_count = 1 if before is not None and before.generation == run.generation - 1 else _MANY
-    is_decided_by_next = (
-        after is not None
-        and after.defined is not None
-        and after.states
-        and after.generation == run.generation + 1
-        and waited[-1] <= min(after.defined.created_ms - 1, after.states[0].changed_ms)
-    )
-    if slots and (waited[-1] or last.phase == Phase.CANCELLED) and not (is_decided_by_next and waited[-1]):
+        open_count = 1 if before is not None and _is_command_for_next(before, run) else _MANY
+    is_decided_by_next = 0 < waited[-1] < _handed_over_ms(run, after)
+    if slots and (waited[-1] or last.phase == Phase.CANCELLED) and not is_decided_by_next:
         slots.pop()
         open_count += 1
     has_queue = recurrence["overlap"] == Overlap.QUEUE
