@@ -265,7 +265,9 @@ class Producers:
             if self._world.now_us > self._until_us:
                 return
             draw = random.random()
-            if draw < 0.2:
+            if self._changes and random.random() < 0.5:
+                self._change_often(job_id)
+            elif draw < 0.2:
                 self._cancel(job_id)
             elif draw < 0.55:
                 self._define(job_id, "replace", is_anchored=True)
@@ -277,6 +279,21 @@ class Producers:
                 going = [run for run, state in self._runs() if state["phase"] not in TERMINAL]
                 if going:
                     self._cancel(random.choice(going))
+
+    def _change_often(self, job_id: str) -> None:
+        """Pauses and resumes it, runs it beside its slots, or updates it; not all that is paused is resumed, for it is cancelled in the end."""
+        random = self._random
+        draw = random.random()
+        if draw < 0.5:
+            self._ask_to(Action.PAUSE, job_id)
+            self._process.sleep(random.random() * random.choice((0.1, 3, 12)))
+            self._ask_to(random.choice((Action.RESUME, Action.RESUME, Action.RUN_NOW)), job_id)
+        elif draw < 0.7:
+            self._ask_to(Action.RUN_NOW, job_id)
+        elif draw < 0.85:
+            self._ask_to(Action.UPDATE, job_id, Update(delay=random.random() * 5))
+        else:
+            self._ask_to(Action.UPDATE, job_id, Update(payload=self._tasks.behaviour(random)[1]))
 
     def _define(self, job_id: str, on_conflict: Any, is_anchored: bool) -> None:
         """Asks for a job that recurs, with the anchor it had before or another one."""

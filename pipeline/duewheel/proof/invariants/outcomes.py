@@ -150,10 +150,13 @@ class NoPhantom(Invariant):
     def _no_slot(self, ledger: Ledger, story: Story, run: RunId) -> Iterator[Violation]:
         recurring = ledger.stories.get(run.job_id)
         asked = [] if recurring is None else [e for e in recurring.enqueues if e.recurrence is not None and not ledger.refused(e.call)]
+        anchors = [] if recurring is None else [c.due_ms for c in recurring.redefines if c.due_ms and not ledger.refused(c.call)]
         for record in story.defined:
             if recurring is not None and is_run_beside(ledger, recurring, run.slot_ms):
                 continue
-            if not any(e.recurrence and _is_slot(e.recurrence, e.due_ms, run, record.due_ms) for e in asked):
+            if not any(
+                e.recurrence and _is_slot(e.recurrence, due_ms, run, record.due_ms) for e in asked for due_ms in (e.due_ms, *anchors)
+            ):
                 sentence = f"run {story.job_id!r} was defined for {record.due_ms}, which is no slot of what was asked for as {run.job_id!r}"
                 yield self.broken(story.job_id, sentence, record)
 

@@ -265,7 +265,7 @@ def _from_ms(run: Run, defined: Defined, before: Run | None) -> tuple[int, bool]
 def _owed_after_ends(run: Run, recurrence: Recurrence, before: Run | None, after: Run | None) -> Owed:
     """With EVERY_AFTER: the slots that it waited for, one after the other."""
     waited = [state.slot_ms if _waits_for_slot(state) else 0 for state in run.states]
-    slots = [slot_ms for slot_ms, _ in groupby(waited) if slot_ms]
+    slots = [slot_ms for slot_ms in dict.fromkeys(waited) if slot_ms]
     last, open_count = run.states[-1], 0
     if before is not None or run.generation > 1:  # its first slot may have been decided about in the transaction that defined it
         open_count = 1 if before is not None and _is_command_for_next(before, run) else _MANY
