@@ -281,7 +281,7 @@ class Producers:
                     self._cancel(random.choice(going))
 
     def _change_often(self, job_id: str) -> None:
-        """Pauses and resumes it, runs it beside its slots, or updates it; not all that is paused is resumed, for it is cancelled in the end."""
+        """Pauses and resumes it, runs it beside its slots, or updates it. What stays paused is cancelled in the end."""
         random = self._random
         draw = random.random()
         if draw < 0.5:
