@@ -101,9 +101,10 @@ class Producers:
             moments += [lambda n=n: self._briefly(f"brief-{n}") for n in range(self._random.choice((0, 2, 4)))]  # type: ignore[misc]
             moments += [lambda n=n: self._astray(f"stray-{n}") for n in range(self._random.choice((0, 2, 5)))]  # type: ignore[misc]
             moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 3, 9)))]  # type: ignore[misc]
-        moments += [lambda n=n: self._often(f"often-{n}", is_calm) for n in range(recurring)]  # type: ignore[misc]
         for call in moments:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
+        for n in range(recurring):
+            self._at(self._random.randrange(SECOND_US, until_us // 2), lambda n=n: self._often(f"often-{n}", is_calm))  # type: ignore[misc]
 
     def _at(self, at_us: int, call: Callable[[], None]) -> None:
         self.asking += 1
@@ -164,18 +165,21 @@ class Producers:
         known = sorted(self._scheduled.keys() - self._dropped)
         if not known:
             return
-        job_id, draw, now_ms = self._random.choice(known), self._random.random(), self._world.now_ms
+        job_id, draw = self._random.choice(known), self._random.random()
         dead = [(each, token) for each, token in self._dead() if each not in self._dropped]
         if dead and draw < 0.3:
             self._drop(*self._random.choice(dead))
         elif dead and draw < 0.6:
-            job_id, token = self._random.choice(dead)
-            asked = RedriveInvoked(now_ms, self._call(), job_id, token)
-            self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
+            self._redrive(*self._random.choice(dead))
         elif draw < 0.6:
             self._cancel(job_id)
         else:
             self._schedule(job_id, self._random.choice(("ignore", "replace")))
+
+    def _redrive(self, job_id: str, token: int) -> None:
+        now_ms = self._world.now_ms
+        asked = RedriveInvoked(now_ms, self._call(), job_id, token)
+        self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
 
     def _cancel(self, job_id: str) -> bool:
         now_ms = self._world.now_ms
@@ -255,6 +259,9 @@ class Producers:
         if not is_calm:
             self._talk_about(job_id)
         self._process.sleep(max(0, self._until_us + _RECURS_BEYOND_US - self._world.now_us) / SECOND_US)
+        dead = [(run, token) for run, token in self._dead() if run.startswith(f"{job_id}@") and run not in self._dropped]
+        if dead and self._random.random() < 0.5:
+            self._redrive(*self._random.choice(dead))
         while not self._cancel(job_id):
             self._process.sleep(1.0)
 
@@ -304,7 +311,8 @@ class Producers:
         self._created.add((job_id, now_ms))
         anchor_ms = self._anchors.get(job_id, 0) if is_anchored else 0
         anchor_ms = anchor_ms or now_ms + random.choice((0, 0, -10_000, random.randrange(5_000)))
-        task, payload = self._tasks.behaviour(random)
+        quick: Any = random.choice(({"do": "work", "ms": 1}, {"do": "work", "ms": 700}, {"do": "fail", "times": 9}))
+        task, payload = ("plain", quick) if random.random() < 0.6 else self._tasks.behaviour(random)
         retention, total_timeout = random.choice((None, None, 0.0, 3.0)), random.choice((None, None, 20))
         job = Job(task, payload, at=anchor_ms, job_id=job_id, on_conflict=on_conflict, retention=retention, total_timeout=total_timeout)
         fields = recurrences.draw(random, max(now_ms, anchor_ms), until_ms)
