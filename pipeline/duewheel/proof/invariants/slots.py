@@ -115,7 +115,7 @@ class EverySlotOnce(Invariant):
                 continue
             yield from self._steps(story, run, run.defined, run.defined.recurrence, runs)
             owed = _owed(run, run.defined, run.defined.recurrence, before, after, taken)
-            if after is not None and _may_have_ended(story, after):
+            if after is not None and _may_have_rested(story, after):
                 had_queue = run.defined.recurrence["overlap"] == Overlap.QUEUE
                 owed = Owed(owed.slots[: bisect_left(owed.slots, _open_ms(_stood(run)))], _MANY, int(had_queue))
             run_slots = [slot_ms for slot_ms in taken if slot_ms in owed.slots]
@@ -176,9 +176,9 @@ def _open_ms(state: StateWritten) -> int:
     return state.slot_ms
 
 
-def _may_have_ended(story: Story, after: Run) -> bool:
-    """Whether the job may have been cancelled in the transaction that defined it anew, of which there is no record then."""
-    if after.defined is None:
+def _may_have_rested(story: Story, after: Run) -> bool:
+    """Whether the job was perhaps cancelled or paused until the transaction that defined it anew, which need not have left a record."""
+    if after.defined is None or story.changes:
         return True
     cancels = sum(cancel.at_ms <= after.defined.at_ms for cancel in story.cancels)
     return cancels > sum(state.phase == Phase.CANCELLED and state.offset < after.defined.offset for state in story.states)
