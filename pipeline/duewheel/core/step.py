@@ -80,8 +80,8 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.overlap import Look, Start, after_end, has_same_slots, look, take_over
-from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms
+from duewheel.core.overlap import Start, after_end, has_same_slots, look, take_over
+from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms, missed
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.core.wheel import job_of, timer_key
@@ -340,7 +340,7 @@ class _Before(NamedTuple):
         handed_out: how many runs were handed out.
         is_waiting_for_end: with EVERY_AFTER, whether its next slot comes when what goes on has ended.
         decided_ms: up to when it has decided about its slots.
-        unfit: how many slots before the next definition are to be run, and had no room in this step.
+        unfit: how many slots before the next definition nobody has run or will run: they had no room in this step, or it was paused.
     """
 
     due_ms: int
@@ -380,7 +380,7 @@ class Step:
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
-        left_out: recurring jobs of which slots were left out.
+        left_out: how many slots of which recurring jobs were left out.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
         size_bytes: of what may be large in all of this: commands, work, errors, results and how attempts ended.
     """
@@ -408,7 +408,7 @@ class Step:
     deaths: list[Death] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
-    left_out: dict[str, None] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     deliveries: list[Delivering] = field(default_factory=list)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
@@ -647,7 +647,7 @@ class Step:
             # It replaced nothing, and is to say so however often it is updated: nobody asks its generation then.
             record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "on_conflict": OnConflict.IGNORE.value})
         if state["phase"] == Phase.PAUSED:
-            before = _paused(known, state)
+            before = None if known.recurrence is None else _paused(known, state)
         else:
             before = self._concluded(job_id, known, {**record, "created_ms": created_ms})
         self._replace(job_id, known)
@@ -871,7 +871,7 @@ class Step:
         """Lets a recurring job decide about its slots before its next definition was made, so that none of them is lost by that.
 
         It leaves them to the next definition, if that has the same slots, where it cannot decide: what seems to go on may be over while
-        outcomes are unread; and more runs than fit into a step are handed out by others.
+        outcomes are unread; more runs than fit into a step are handed out by others; and while it is paused it runs nothing.
 
         Returns:
             How it stood; None for a job that does not recur.
@@ -880,22 +880,25 @@ class Step:
         if recurrence is None:
             return None
         until_ms = min(record["created_ms"] - 1, self.now_ms)
-        trail = state["trail"]
-        if state["phase"] != Phase.WAITING or trail is None:
-            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, max(until_ms, state["changed_ms"]), 0)
-        decided_ms, unfit = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1)), 0
         after = record["recurrence"]
         goes_on = after is not None and known.due_ms == record["due_ms"] and has_same_slots(recurrence, after)
+        trail = state["trail"]
+        if state["phase"] == Phase.PAUSED and trail is not None:
+            paused = _paused(known, state)
+            return paused if goes_on else _given_up(paused, until_ms)
+        if state["phase"] != Phase.WAITING or trail is None:
+            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, until_ms, 0)
+        decided_ms, unfit = until_ms, 0
         if state["slot_ms"] <= until_ms:
             is_uncertain = self.catching_up and recurrence["overlap"] != Overlap.ALLOW and self._going(job_id, trail["runs"])
             if not (goes_on and is_uncertain):
                 upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
                 unfit = self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
                 state = self._current(job_id, known)
-            if goes_on and (unfit or is_uncertain):
-                decided_ms, unfit = state["slot_ms"] - 1, 0
         trail = state["trail"]
         assert trail is not None
+        if goes_on and state["phase"] == Phase.WAITING and state["slot_ms"] != trail["queued_ms"]:
+            decided_ms, unfit = state["slot_ms"] - 1, 0  # beyond, or before where it could not decide
         is_waiting_for_end = state["phase"] == Phase.WAITING and not trail["wake_ms"]
         handed_out = state["attempt"]
         return _Before(known.due_ms, recurrence, state["slot_ms"], trail["queued_ms"], handed_out, is_waiting_for_end, decided_ms, unfit)
@@ -931,10 +934,7 @@ class Step:
         trail = state["trail"]
         still_queued = trail["queued_ms"] if trail is not None and known.recurrence is not None else 0
         overlapped = int(0 < before.queued_ms != still_queued)
-        self.counts.slots_missed += before.unfit
-        self.counts.slots_overlapped += overlapped
-        if before.unfit or overlapped:
-            self.left_out[job_id] = None
+        self._leave_out(job_id, before.unfit, overlapped)
 
     def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> int:
         """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one.
@@ -958,7 +958,8 @@ class Step:
             fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + _sent_bytes(known) + _RUN_BYTES)),
             has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
-        self._count(job_id, found)
+        self.counts.slots_fired += len(found.fire)
+        self._leave_out(job_id, found.missed, found.overlapped)
         runs = [*going, *found.fire][-RUNS_KEPT_MAX:]
         slot_ms = found.pending_ms or found.queued_ms or max(slot_ms, *found.fire, 0)
         changes: Any = {"slot_ms": slot_ms, "attempt": handed_out + len(found.fire)}
@@ -971,12 +972,11 @@ class Step:
             self._resume(job_id, known, recurrence)  # where all of these runs are over already
         return found.unfit
 
-    def _count(self, job_id: str, found: Look) -> None:
-        self.counts.slots_fired += len(found.fire)
-        self.counts.slots_missed += found.missed
-        self.counts.slots_overlapped += found.overlapped
-        if found.missed or found.overlapped:
-            self.left_out[job_id] = None
+    def _leave_out(self, job_id: str, missed: int, overlapped: int) -> None:
+        self.counts.slots_missed += missed
+        self.counts.slots_overlapped += overlapped
+        if missed or overlapped:
+            self.left_out[job_id] = self.left_out.get(job_id, 0) + missed + overlapped
 
     def _await(
         self, job_id: str, state: State, wake_ms: int, runs: list[int], queued_ms: int = 0, *, is_finished: bool = False, **changes: Any
@@ -1309,13 +1309,21 @@ class Step:
         return {"type": kind, "message": message, "traceback": traceback}
 
 
-def _paused(known: Defined, state: State) -> _Before | None:
-    """How a paused job stands, which decides about no slot before it is resumed."""
+def _paused(known: Defined, state: State) -> _Before:
+    """How a paused job stands that recurs: it decides about no slot before it is resumed."""
     recurrence, trail, slot_ms = known.recurrence, state["trail"], state["slot_ms"]
-    if recurrence is None:
-        return None
+    assert recurrence is not None
     assert trail is not None
     return _Before(known.due_ms, recurrence, slot_ms, trail["queued_ms"], state["attempt"], not trail["wake_ms"], slot_ms - 1, 0)
+
+
+def _given_up(paused: _Before, until_ms: int) -> _Before:
+    """The same, where slots that passed meanwhile are nobody's any more."""
+    pending_ms, passed = paused.pending_ms, 0
+    if pending_ms != paused.queued_ms and paused.recurrence["kind"] != RecurrenceKind.EVERY_AFTER:
+        found = missed(paused.recurrence, paused.due_ms, pending_ms, until_ms)
+        passed = len(found.fire) + found.skipped
+    return paused._replace(decided_ms=max(until_ms, paused.decided_ms), unfit=passed)
 
 
 def _crash_limit(crashes: int) -> Failure:
