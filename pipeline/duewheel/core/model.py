@@ -125,6 +125,12 @@ class Recurrence(TypedDict):
     overlap_max: int
 
 
+class Delivery(TypedDict):
+    topic: str
+    key: bytes | None
+    tombstone: bool
+
+
 class Work(TypedDict):
     task: str
     content_type: str
@@ -142,6 +148,7 @@ class Schedule(TypedDict):
     queue: str
     limits: Limits | None
     recurrence: Recurrence | None
+    delivery: Delivery | None
     work: Work
 
 
