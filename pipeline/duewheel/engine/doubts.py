@@ -81,7 +81,7 @@ class Doubts:
         if admission.wait_ms or admission.refused:
             return admission
         if not self.admits(lane, steady_ms):
-            return self.lanes.rests(lane, steady_ms)
+            return self.lanes.rests(lane, (job_id, generation), self._doubted[lane].until_ms, steady_ms)
         self.lanes.take(lane, job_id, generation)
         return admission
 

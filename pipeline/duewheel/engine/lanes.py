@@ -82,6 +82,7 @@ class _Narrow:
         taken: those that the one under way has; `turned`: how many more it could have had.
         commits: how many were committed since it became narrow.
         since_ms: when a record was first turned away since the last one was committed; -1 where none was.
+        others_ms: by when records that were turned away, and of which nothing is known, will have come again: they go before suspects.
     """
 
     window: int = 1
@@ -89,6 +90,7 @@ class _Narrow:
     turned: int = 0
     commits: int = 0
     since_ms: int = -1
+    others_ms: int = 0
     suspects: dict[Record, _Suspect] = field(default_factory=dict)
 
     @property
@@ -100,6 +102,13 @@ class _Narrow:
         """For how long the next one waits that is turned away."""
         self.turned += 1
         return _NARROW_MS << min(self.turned // _QUEUED, _QUEUED_DOUBLINGS_MAX)
+
+
+    def turn_away(self, record: Record, wait_ms: int, steady_ms: int) -> Admission:
+        """Lets a record wait."""
+        if record not in self.suspects:
+            self.others_ms = max(self.others_ms, steady_ms + wait_ms + _NARROW_MS)
+        return Admission(wait_ms)
 
 
 class Lanes:
@@ -123,11 +132,14 @@ class Lanes:
         since_ms = self._away.setdefault(lane, steady_ms)
         return Admission(_stretched(_AWAY_MS, steady_ms - since_ms, _AWAY_MS_MAX))
 
-    def rests(self, lane: str, steady_ms: int) -> Admission:
-        """The same for a narrow lane that rests."""
+    def rests(self, lane: str, record: Record, until_ms: int, steady_ms: int) -> Admission:
+        """The same for a narrow lane that rests until then. The first that ask are there when it is tried again."""
         narrow = self._narrow[lane]
         if narrow.since_ms < 0:
             narrow.since_ms = steady_ms
+        if narrow.turned < _QUEUED:
+            narrow.turned += 1
+            return narrow.turn_away(record, max(_NARROW_MS, until_ms - steady_ms), steady_ms)
         return Admission(_stretched(narrow.queue_up(), steady_ms - narrow.since_ms, _AWAY_MS_MAX))
 
     def admits(self, lane: str, job_id: str, generation: int, steady_ms: int) -> Admission:
@@ -141,10 +153,12 @@ class Lanes:
                 return Admission(refused=suspect.why)
             if steady_ms < suspect.until_ms:
                 return Admission(max(_NARROW_MS, suspect.until_ms - steady_ms))
+            if steady_ms < narrow.others_ms:
+                return Admission(narrow.others_ms - steady_ms)
             if narrow.taken:
                 return Admission(1)  # it will be the first then
         # If what was taken is refused, so is this answer, with the whole transaction.
-        return Admission(narrow.queue_up()) if narrow.is_closed else ADMITTED
+        return narrow.turn_away((job_id, generation), narrow.queue_up(), steady_ms) if narrow.is_closed else ADMITTED
 
     def take(self, lane: str, job_id: str, generation: int) -> None:
         """The transaction has it."""
