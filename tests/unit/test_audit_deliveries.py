@@ -137,6 +137,18 @@ def test_a_delivery_that_may_have_been_forgotten_in_time_is_counted_and_not_gues
     assert audit.unjudged[Unjudged.STATE] >= 1
 
 
+def test_a_delivery_that_is_gone_is_not_taken_for_dead_because_somebody_said_so() -> None:
+    """Whoever writes outcomes may write anything; no worker has to do with a delivery."""
+    life = Life()
+    life.command(delivery("a", retention_ms=50))
+    token = life.token("a")
+    life.outcome("a", "FAILED", token=token)
+    life.pass_time(1_000)
+    life.forget("a")
+    assert life.defined("a") is None
+    assert differences(life.logs, life.now_ms) == []
+
+
 def test_a_delivery_that_was_brought_forward_and_is_gone_is_counted_and_not_guessed() -> None:
     """Since when it was delivered early, it was forgotten early, too."""
     life = lived()

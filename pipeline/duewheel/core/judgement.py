@@ -141,13 +141,13 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     gone_ms = job.gone_ms or now_ms
     facts: dict[str, Fact] = {"offset": asked.offset, "acknowledged_ms": asked.written_ms, "gone_ms": job.gone_ms or None}
     ends = [ended_ms for ended_ms in (job.ended_ms, job.cancelled_ms, asked.expires_ms) if 0 < ended_ms <= gone_ms + SKEW_MS]
+    if not ends and asked.delivers and asked.delivered_ms <= gone_ms + SKEW_MS:
+        _judge_undelivered(audit, job_id, asked, gone_ms, facts)
+        return
     keep_for_ms, keep_for_ms_max = asked.retention_ms, asked.retention_ms_max
     if job.failed_ms and not ends:
         ends, keep_for_ms = [job.failed_ms], max(keep_for_ms, DEAD_RETENTION_MS)
         keep_for_ms_max = max(keep_for_ms_max, DEAD_RETENTION_MS)
-    if not ends and asked.delivers and asked.delivered_ms <= gone_ms + SKEW_MS:
-        _judge_undelivered(audit, job_id, asked, gone_ms, facts)
-        return
     if not ends:
         _judge_lost(audit, job_id, asked, facts)
         return
