@@ -163,11 +163,17 @@ class Producers:
             asked = RedriveInvoked(now_ms, self._call(), job_id, token)
             self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
         elif draw < 0.6:
-            self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
+            self._cancel(job_id)
         else:
             self._schedule(job_id, self._random.choice(("ignore", "replace")))
 
     # --- changes ---
+
+    def _cancel(self, job_id: str) -> None:
+        now_ms = self._world.now_ms
+        reaches = (None, "job", "running")
+        command = cancel_command(job_id, now_ms, reaches[self._calls % len(reaches)])
+        self._send(CancelInvoked(now_ms, self._call(), job_id, command["reach"]), job_id, codec.encode_cancel(command))
 
     def _change(self) -> None:
         """Changes a job that is known, whatever it does just then."""

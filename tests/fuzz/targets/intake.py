@@ -115,7 +115,7 @@ def _obedient() -> Sequence[bytes]:
         schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "work": work}
         schedule["recurrence"] = recurrences[number % len(recurrences)] if recurring else None
         values.append(codec.encode_schedule(schedule))
-        values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS}))
+        values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS, "reach": "DEFAULT"}))
         given: Any = [{}, {"due_ms": _NOW_MS, "payload": b"[]"}, {"limits": limits, "policy": policy}, {"headers": {"a": "b"}}, {}][
             number % 5
         ]
