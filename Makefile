@@ -73,7 +73,7 @@ bench-pending: setup ## Measure memory, disk and restore with a million jobs pen
 
 # Tests that need a broker wait for it most of the time, so several run beside each other, each process with a broker of its own.
 # One after the other: make test PROCESSES=0.
-PROCESSES ?= 2
+PROCESSES ?= 3
 
 test: setup lint types contracts ## Everything that is checked: style, types, dependencies, all tests
 	@$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup $(ARGS)

@@ -5,11 +5,11 @@ How many, and from which on: DUEWHEEL_SIMULATE_SEEDS and DUEWHEEL_SIMULATE_FIRST
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,32 +25,44 @@ ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("DUEWHEEL_SIMULATE_SEEDS", "300"))
 FIRST = int(os.environ.get("DUEWHEEL_SIMULATE_FIRST", "1"))
 TOGETHER = 25
-MET: dict[int, Mapping[str, int]] = {}
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+@pytest.fixture
+def met(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+    """Where seeds leave what they met, for all processes of this test run."""
+    folder = tmp_path_factory.getbasetemp().parent / f"seeds-{testrun_uid}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, TOGETHER))
-def test_whatever_goes_wrong_every_promise_is_kept(first: int) -> None:
+def test_whatever_goes_wrong_every_promise_is_kept(first: int, met: Path) -> None:
     for seed in range(first, min(first + TOGETHER, FIRST + SEEDS)):
         trial = Trial(seed)
         trial.run()
-        MET[seed] = trial.met
         assert not trial.verdict, trial.account()
+        written = met / f"{seed}.part"
+        written.write_text(json.dumps(trial.met))
+        written.rename(met / f"{seed}.json")
 
 
 @pytest.mark.timeout(300)
-def test_a_few_hundred_seeds_do_everything_that_can_go_wrong() -> None:
-    """Else they prove nothing of what they never did. Takes what was run in this process, and further seeds only as far as need be."""
-    met = Counter[str]()
-    for seed in range(FIRST, FIRST + SEEDS_MIN):
-        if seed not in MET and missing(met):
+def test_a_few_hundred_seeds_do_everything_that_can_go_wrong(met: Path) -> None:
+    """Else they prove nothing of what they never did. Takes what was met so far, and runs further seeds only as far as need be."""
+    counts = Counter[str]()
+    files = {seed: met / f"{seed}.json" for seed in range(FIRST, FIRST + SEEDS_MIN)}
+    for file in files.values():
+        if file.exists():
+            counts.update(json.loads(file.read_text()))
+    for seed, file in files.items():
+        if missing(counts) and not file.exists():
             trial = Trial(seed)
             trial.run()
-            MET[seed] = trial.met
-        met.update(MET.get(seed, {}))
-    assert missing(met) == []
+            counts.update(trial.met)
+    assert missing(counts) == []
 
 
 def test_a_set_of_seeds_that_never_did_something_is_vacuous(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ Killed itself, the guard takes the broker along through PDEATHSIG. It has a sess
 the program alone, which then stops the broker in good order. Commands come down the pipe, one byte each (`SIGNALS`); only the guard
 signals the broker, and only before it has waited for it, so the process id cannot have become somebody else's. Cost: 8 MB, 15 ms.
 
-Run as a script, with the standard library alone: `python -I -S guard.py PARENT_PID LOG COMMAND…`. It prints the broker's process id,
-and exits as the broker did (128 + the signal's number after a signal).
+Run as a script, with the standard library alone: `python -I -S guard.py PARENT_PID LOG COMMAND…`. It prints the broker's process id, a
+letter each time that it was paused and stands still, and exits as the broker did (128 + the signal's number after a signal).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import subprocess
 import sys
 from typing import Final
 
+PAUSE: Final = b"P"
 SIGNALS: Final = {
     b"T": signal.SIGTERM,
     b"K": signal.SIGKILL,
-    b"P": signal.SIGSTOP,
+    PAUSE: signal.SIGSTOP,
     b"C": signal.SIGCONT,
 }
 GRACE_S: Final = 5.0  # from SIGTERM to SIGKILL, once nobody is left who could ask for more
@@ -59,7 +60,12 @@ def main(parent: int, log: str, command: list[str]) -> int:
         if commands == b"" or asked_to_end or os.getppid() != parent:
             _end(broker)
         for at in range(len(commands or b"")):
-            broker.send_signal(SIGNALS[commands[at : at + 1]])  # type: ignore[index]
+            letter = commands[at : at + 1]  # type: ignore[index]
+            broker.send_signal(SIGNALS[letter])
+            if letter == PAUSE:
+                # Returns when all of its threads stand still, or when it has ended: what can be told of that stays, for `poll`.
+                os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+                os.write(1, PAUSE)
     code = broker.returncode
     return code if code >= 0 else 128 - code
 

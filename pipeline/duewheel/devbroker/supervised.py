@@ -85,8 +85,12 @@ class Supervised:
         self._send(b"CT")
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers, as in a long garbage collection or on a frozen machine."""
-        self._send(b"P")
+        """SIGSTOP, and waits until it stands still: connections stay open and nothing answers, as in a long garbage collection or on a
+        frozen machine.
+        """
+        self._send(guard.PAUSE)
+        if self._guard is not None and self._guard.stdout is not None:
+            self._guard.stdout.read(1)  # nothing where it has ended
 
     def resume(self) -> None:
         """SIGCONT, after `pause`."""
