@@ -66,6 +66,9 @@ bench-end-to-end: setup ## Measure no-op jobs per second, from intake to accepte
 bench-failing: setup ## Measure 100,000 jobs that fail five times each: all dead, evenly spread, memory flat
 	@$(BIN)/duewheel bench failing $(ARGS)
 
+bench-crons: setup ## Measure 100,000 cron jobs on one moment: how late, and who else has to wait
+	@$(BIN)/duewheel bench crons $(ARGS)
+
 bench-pending: setup ## Measure memory, disk and restore with a million jobs pending
 	@$(BIN)/duewheel bench pending $(ARGS)
 

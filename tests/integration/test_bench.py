@@ -62,6 +62,15 @@ def test_end_to_end_sees_every_job_succeed(broker: KafkaConfig, tmp_path: Path) 
     assert found["worker_cpu_us"] > 0
 
 
+def test_crons_that_fall_on_one_moment_run_once_each(broker: KafkaConfig, tmp_path: Path) -> None:
+    found = measured(broker, tmp_path, "crons", "--jobs", "500", "--partitions", "2")
+    assert (found["early"], found["missing"], found["duplicates"]) == (0, 0, 0)
+    assert 0 <= found["late_p50_ms"] <= found["late_p99_ms"] <= found["late_max_ms"]
+    assert found["probes"] >= 2
+    assert 0 < found["intake_p50_ms"] <= found["intake_max_ms"]
+    assert 0 < found["cancel_p50_ms"] <= found["cancel_max_ms"]
+
+
 def test_pending_restores_what_was_loaded(broker: KafkaConfig, tmp_path: Path) -> None:
     found = measured(broker, tmp_path, "pending", "--jobs", "5000", "--partitions", "2", "--payload-bytes", "50")
     assert 20 < found["rss_mb"] < 1_000

@@ -17,13 +17,17 @@ from duewheel.core.limits import (
     DUE_MS_MIN,
     GRACE_MS_DEFAULT,
     HOUR_MS,
+    MINUTE_MS,
     MISFIRE_MAX_DEFAULT,
     SLOTS_COUNTED_MAX,
     SLOTS_ON_TIME_MAX,
 )
+from duewheel.core.overlap import look
 from duewheel.core.recurrence import BadExpression, first_slot_ms, jittered_ms, missed, next_slot_ms, slots
 from duewheel.core.recurrence_rules import check_recurrence
 from tests.recurring import cron, every, every_after
+
+RUNS_MAX = 10**9
 
 dues = st.integers(DUE_MS_MIN, DUE_MS_MAX - 100 * 365 * DAY_MS // 2)
 
@@ -74,6 +78,38 @@ def test_between_a_moment_and_the_next_slot_the_answer_is_the_same(job: Any, due
     for after_ms in (slot_ms - 1, (due_ms + later_ms + slot_ms) // 2):
         assert next_slot_ms(job, due_ms, min(after_ms, slot_ms - 1)) == slot_ms
     assert next_slot_ms(job, due_ms, slot_ms) != slot_ms
+
+
+@given(
+    jobs,
+    dues,
+    st.sampled_from(["ONCE", "SKIP", "ALL"]),
+    st.sampled_from(["SKIP", "ALLOW", "QUEUE", "REPLACE"]),
+    st.integers(0, 30),
+    st.one_of(st.integers(-10, 2 * MINUTE_MS), st.integers(0, 2 * HOUR_MS)),
+    st.booleans(),
+)
+def test_the_look_at_one_slot_on_time_is_no_other(
+    job: Any, due_ms: int, misfire: str, overlap: str, skip: int, late_ms: int, is_run: bool
+) -> None:
+    """There is a shorter way for it, which a limit of runs bars."""
+    pending_ms = next(islice(slots(job, due_ms, 0), skip, None), 0)
+    assume(pending_ms)
+    found = [
+        look(
+            job | {"misfire": misfire, "overlap": overlap, "runs_max": runs_max},
+            due_ms,
+            pending_ms=pending_ms,
+            queued_ms=0,
+            going=[],
+            handed_out=7,
+            now_ms=pending_ms + late_ms,
+            fits=200,
+            has_run=lambda slot_ms: is_run and slot_ms == pending_ms,
+        )
+        for runs_max in (0, RUNS_MAX)
+    ]
+    assert found[0] == found[1]
 
 
 @given(st.builds(every, st.integers(1_000, 10**9), jitter_ms=st.integers(0, 10**9)), st.text(max_size=9), dues)

@@ -83,7 +83,7 @@ def run(place: Site, rate: int, seconds: int, partitions: int, concurrency: int,
     watched_s = time.monotonic() - watched_s
     cores = {name: (process.cpu_s(pid) - before_s[name]) / watched_s for name, pid in pids.items() if pid is not None}
     fleet.stop()
-    _fill(report, jobs, due_ms(first_ms, rate, warm_up), [_parsed(line) for line in stamps.read_text().splitlines()])
+    _fill(report, jobs, due_ms(first_ms, rate, warm_up), [parsed(line) for line in stamps.read_text().splitlines()])
     for name, used in cores.items():
         report.add(f"{name}_cores", used, f"CPU time of the {name} a second; 1 is a whole core")
     return report
@@ -127,7 +127,8 @@ def _watch(stamps: Path, fleet: Fleet, first_ms: int, last_ms: int, jobs: int, p
     progress("running", span_s, span_s)
 
 
-def _parsed(line: str) -> Stamp:
+def parsed(line: str) -> Stamp:
+    """A line that the task `stamp` wrote."""
     job_id, slot_ms, dispatched_ms, started_us = line.split(" ")
     return Stamp(job_id, int(slot_ms), int(dispatched_ms), int(started_us))
 

@@ -15,7 +15,7 @@ import rich.progress
 import rich.table
 from rich.console import Console
 
-from duewheel.bench import end_to_end, failing, lateness, load, path, pending
+from duewheel.bench import crons, end_to_end, failing, lateness, load, path, pending
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site, open_site
 from duewheel.cli.common import name_value_pairs, option
@@ -117,6 +117,20 @@ def end_to_end_command(place: Site, progress: Progress, jobs: int, partitions: i
     the last SUCCEEDED state, by the broker's own times. Afterwards each job must have succeeded, exactly once.
     """
     return end_to_end.run(place, jobs, partitions, concurrency, payload_bytes, progress)
+
+
+@bench.command("crons")
+@_place_options
+@_jobs(default=crons.JOBS_DEFAULT)
+@_partitions(default=crons.PARTITIONS_DEFAULT)
+@_concurrency(default=crons.CONCURRENCY_DEFAULT)
+def crons_command(place: Site, progress: Progress, jobs: int, partitions: int, concurrency: int) -> Report:
+    """Recurring jobs that fall on the same moment: how late the last of them starts, and who else has to wait.
+
+    All have the same cron line. While they fire, a client goes on scheduling jobs and cancelling them: how long until that shows in the
+    state topic is measured too.
+    """
+    return crons.run(place, jobs, partitions, concurrency, progress)
 
 
 @bench.command("failing")

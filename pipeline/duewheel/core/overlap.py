@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from duewheel.core.limits import OVERLAP_MAX_DEFAULT
 from duewheel.core.model import Overlap, Recurrence, RecurrenceKind
-from duewheel.core.recurrence import Decision, missed, next_slot_ms
+from duewheel.core.recurrence import Decision, is_late, missed, next_slot_ms
 
 
 class Look(NamedTuple):
@@ -101,6 +101,11 @@ def look(
         has_run: whether a run of the slot is known. An older definition may have come to it, and there is never a second one.
     """
     is_after_end, runs_max = recurrence["kind"] == RecurrenceKind.EVERY_AFTER, recurrence["runs_max"]
+    if pending_ms and not (going or queued_ms or is_after_end or runs_max or is_late(recurrence, pending_ms, now_ms)):
+        # Most looks are this one: a slot on time, and nothing else. What follows would find the same, in twice the time.
+        next_ms = next_slot_ms(recurrence, anchor_ms, pending_ms)
+        if (next_ms > now_ms or not next_ms) and pending_ms <= now_ms and not has_run(pending_ms):
+            return Look((pending_ms,), (), 0, 0, next_ms, 0, next_ms, not next_ms)
     if pending_ms and not (is_after_end and queued_ms):
         decision = missed(recurrence, anchor_ms, pending_ms, now_ms)
     else:

@@ -69,6 +69,8 @@ _FIELDS_WITHOUT_SECONDS: Final = 5
 _LINES_CACHED_MAX: Final = 16_384
 # There are about 600, of 2 KB or so.
 _ZONES_CACHED_MAX: Final = 1_024
+# 200 bytes or so each.
+_SLOTS_CACHED_MAX: Final = 16_384
 
 
 class BadExpression(ValueError):
@@ -118,7 +120,7 @@ def next_slot_ms(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> int:
     begin_ms = max(recurrence["start_ms"], anchor_ms)
     after_ms = max(after_ms, begin_ms - 1)
     if kind == RecurrenceKind.CRON:
-        slot_ms = _next_cron_s(_line(recurrence["expression"]), zone_of(recurrence["zone"]), after_ms // 1_000) * 1_000
+        slot_ms = _next_slot_s(recurrence["expression"], recurrence["zone"], after_ms // 1_000) * 1_000
     elif kind == RecurrenceKind.EVERY:
         origin_ms = recurrence["start_ms"] or anchor_ms
         slot_ms = origin_ms + ((after_ms - origin_ms) // every_ms + 1) * every_ms
@@ -126,6 +128,12 @@ def next_slot_ms(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> int:
         slot_ms = begin_ms if after_ms < begin_ms else after_ms + every_ms
     end_ms = recurrence["end_ms"]
     return 0 if slot_ms > DUE_MS_MAX or (end_ms and slot_ms >= end_ms) else slot_ms
+
+
+@lru_cache(_SLOTS_CACHED_MAX)
+def _next_slot_s(expression: str, zone: str, after_s: int) -> int:
+    """The first slot of a cron line after `after_s`, in seconds; 0 if there is none. What falls on the same minute asks the same again."""
+    return _next_cron_s(_line(expression), zone_of(zone), after_s)
 
 
 def is_slot(recurrence: Recurrence, anchor_ms: int, at_ms: int) -> bool:
@@ -142,6 +150,8 @@ def slots(recurrence: Recurrence, anchor_ms: int, after_ms: int) -> Iterator[int
 def jittered_ms(recurrence: Recurrence, job_id: str, slot_ms: int) -> int:
     """When the run of a slot is to start: at the slot, or up to `jitter_ms` later; the same for the same job and slot."""
     jitter_ms = recurrence["jitter_ms"]
+    if not jitter_ms:
+        return slot_ms
     return slot_ms + min(int(fraction(job_id, slot_ms) * (jitter_ms + 1)), jitter_ms)
 
 
@@ -178,6 +188,11 @@ def missed(recurrence: Recurrence, anchor_ms: int, pending_ms: int, now_ms: int)
             return Decision(_fired(recurrence, newest, late_before_ms), SLOTS_COUNTED_MAX, next_ms)
     fire = _fired(recurrence, due, late_before_ms)
     return Decision(fire, len(due) - len(fire), next_ms)
+
+
+def is_late(recurrence: Recurrence, slot_ms: int, now_ms: int) -> bool:
+    """Whether a slot counts as missed now: `missed` says what that means."""
+    return slot_ms < now_ms - (recurrence["grace_ms"] or GRACE_MS_DEFAULT) - recurrence["jitter_ms"]
 
 
 def check_expression(expression: str) -> None:

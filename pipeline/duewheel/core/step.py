@@ -342,6 +342,7 @@ class Step:
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
+    _recurring: dict[str, Defined] = field(default_factory=dict)  # that were read: what follows asks for them again
     _answers: dict[str, list[Answer]] = field(default_factory=dict)
 
     # --- commands ---
@@ -766,7 +767,9 @@ class Step:
                 continue
             state = self._state(job_id)
             if known.recurrence is not None:
-                self._look(job_id, known, known.recurrence, self._current(job_id, known), size_bytes_max)
+                self._recurring[job_id] = known
+                if state is not None and state["generation"] == known.generation:
+                    self._look(job_id, known, known.recurrence, state, size_bytes_max)
             elif state is not None and state["generation"] == known.generation:
                 self._wake(job_id, known, state)
             elif known.due_ms <= self.now_ms:
@@ -881,7 +884,7 @@ class Step:
         if trail is None or state["phase"] != Phase.WAITING or not 0 < trail["wake_ms"] <= self.now_ms:
             return 0
         queued_ms, slot_ms, handed_out = trail["queued_ms"], state["slot_ms"], state["attempt"]
-        going = self._going(job_id, trail["runs"])
+        going = self._going(job_id, trail["runs"]) if trail["runs"] else []
         found = look(
             recurrence,
             known.due_ms,
@@ -902,7 +905,8 @@ class Step:
             self._hand_out(run_id(job_id, fired_ms), known, fired_ms, jittered_ms(recurrence, job_id, fired_ms))
         for replaced_ms in found.replaced:
             self._replace_run(run_id(job_id, replaced_ms))
-        self._resume(job_id, known, recurrence)  # where all of these runs are over already
+        if found.queued_ms or not found.wake_ms:
+            self._resume(job_id, known, recurrence)  # where all of these runs are over already
         return found.unfit
 
     def _count(self, job_id: str, found: Look) -> None:
@@ -1124,7 +1128,7 @@ class Step:
         try:
             return self.definitions[job_id]
         except KeyError:
-            return self.view.defined(job_id)
+            return self._recurring.get(job_id) or self.view.defined(job_id)
 
     def _state(self, job_id: str) -> State | None:
         try:

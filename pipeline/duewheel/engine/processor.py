@@ -83,6 +83,7 @@ _STALLED_MS: Final = 2_000  # a turn is bounded to a tenth of it, but for a brok
 _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
 _JOBS_NAMED_MAX: Final = 10
+_LESS: Final = 4
 
 
 @dataclass(slots=True)
@@ -156,6 +157,7 @@ class Processor:
         self._taking: dict[str, int] = {}  # partitions of queues, as this turn's steps were told of them
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
+        self._is_behind = False  # more timers were due than one turn fires
         self._intake_paused_until_ms: int | None = None
         count = _same_partition_count(cluster, topology)
         for topic in (topology.dead_letter, topology.control):
@@ -189,7 +191,8 @@ class Processor:
         self._linger()
         self._notice_stall()
         handed_out = self._handed_out()
-        outcomes = self._outcomes.poll(0, self._records_max)
+        # What is due comes before what has ended, where there is more than a turn can do of both.
+        outcomes = self._outcomes.poll(0, max(1, self._records_max // _LESS) if self._is_behind else self._records_max)
         records = self._intake.poll(0 if outcomes else self._wait_s(), self._records_max)
         commands = self._read(records)
         now_ms = self._now_ms()
@@ -432,8 +435,10 @@ class Processor:
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
         share = max(1, BATCH_TIMERS_MAX // max(1, len(active)))  # a partition with millions due must not starve the others
+        self._is_behind = False
         for partition in active:
             due = partition.due(now_ms, share)
+            self._is_behind = self._is_behind or len(due) == share
             batch = batches.get(partition.number)
             if batch is None and (due or partition.swept):
                 batch = self._batch(partition.number, batches, now_ms)
