@@ -185,6 +185,24 @@ def test_T13_a_run_starts_after_its_slot_by_its_jitter() -> None:
     assert world.slots() == [NOW_MS]
 
 
+def test_T13_ten_thousand_crons_at_midnight_start_spread_out_and_the_same_each_time() -> None:
+    """Within their jitter of a minute no second has much more than its share."""
+    starts = []
+    for _ in range(2):
+        world = World(NOW_MS - 1)
+        recurrence = cron("@daily", jitter_ms=MINUTE_MS)
+        world.step(*(schedule(recurrence, job_id=f"job-{n}", due_ms=NOW_MS, created_ms=NOW_MS - 1) for n in range(10_000)))
+        world.now_ms = NOW_MS
+        world.settle()
+        runs = {job_id: known.due_ms for job_id, known in world.definitions.items() if known is not None and parse(job_id) is not None}
+        assert len(runs) == 10_000
+        assert all(0 <= due_ms - NOW_MS <= MINUTE_MS for due_ms in runs.values())
+        fullest = max(Counter((due_ms - NOW_MS) // SECOND_MS for due_ms in runs.values()).values())
+        assert fullest < 2 * 10_000 / 60
+        starts.append(runs)
+    assert starts[0] == starts[1]
+
+
 def test_nothing_fires_while_commands_may_lie_ahead() -> None:
     world = World()
     assert world.step(schedule(every(MINUTE_MS)), catching_up=True).dispatches == []
