@@ -532,3 +532,32 @@ def test_whatever_is_asked_no_slot_runs_twice_and_nothing_starts_while_paused(sa
     world.settle()
     due = [NOW_MS + n * 3 * MINUTE_MS for n in range((world.now_ms - NOW_MS) // (3 * MINUTE_MS) + 1)]
     assert set(due[-5:]) <= set(world.slots())
+
+
+# --- a definition that follows a paused one ---
+
+
+def test_slots_that_passed_while_paused_are_missed_ones_of_the_definition_that_follows() -> None:
+    world = Changing()
+    world.ask(schedule(every(10 * MINUTE_MS, misfire=Misfire.SKIP)))
+    world.settle()
+    world.end(run(0))
+    world.change(Action.PAUSE)
+    world.run_until(at(35))
+    again = every(10 * MINUTE_MS, misfire=Misfire.ALL, overlap=Overlap.ALLOW)
+    world.ask(schedule(again, created_ms=at(35), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(41))
+    assert (world.slots(), world.left_out()) == ([at(0), at(10), at(20), at(30), at(40)], (0, 0))
+
+
+def test_slots_that_passed_while_paused_are_counted_where_other_slots_follow() -> None:
+    world = Changing()
+    world.ask(schedule(every(10 * MINUTE_MS, overlap=Overlap.QUEUE)))
+    world.run_until(at(11))  # the slot of minute 10 waits for the run of minute 0
+    world.change(Action.PAUSE)
+    world.run_until(at(35))
+    step = world.ask(schedule(every(7 * MINUTE_MS), due_ms=at(36), created_ms=at(35), on_conflict=OnConflict.REPLACE))
+    assert (world.left_out(), list(step.left_out)) == ((2, 1), ["a"])
+    world.end(run(0))
+    world.run_until(at(36))
+    assert world.slots() == [at(0), at(36)]

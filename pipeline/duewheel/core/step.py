@@ -81,7 +81,7 @@ from duewheel.core.model import (
     Trail,
 )
 from duewheel.core.overlap import Look, Start, after_end, has_same_slots, look, take_over
-from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms
+from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms, missed
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
 
@@ -275,7 +275,7 @@ class _Before(NamedTuple):
         handed_out: how many runs were handed out.
         is_waiting_for_end: with EVERY_AFTER, whether its next slot comes when what goes on has ended.
         decided_ms: up to when it has decided about its slots.
-        unfit: how many slots before the next definition are to be run, and had no room in this step.
+        unfit: how many slots before the next definition nobody has run or will run: they had no room in this step, or it was paused.
     """
 
     due_ms: int
@@ -583,7 +583,7 @@ class Step:
             # It replaced nothing, and is to say so however often it is updated: nobody asks its generation then.
             record, work, command = self.revise_schedule(command, lambda schedule: {**schedule, "on_conflict": OnConflict.IGNORE.value})
         if state["phase"] == Phase.PAUSED:
-            before = _paused(known, state)
+            before = None if known.recurrence is None else _paused(known, state)
         else:
             before = self._concluded(job_id, known, {**record, "created_ms": created_ms})
         self._replace(job_id, known)
@@ -809,7 +809,7 @@ class Step:
         """Lets a recurring job decide about its slots before its next definition was made, so that none of them is lost by that.
 
         It leaves them to the next definition, if that has the same slots, where it cannot decide: what seems to go on may be over while
-        outcomes are unread; and more runs than fit into a step are handed out by others.
+        outcomes are unread; more runs than fit into a step are handed out by others; and while it is paused it runs nothing.
 
         Returns:
             How it stood; None for a job that does not recur.
@@ -818,12 +818,15 @@ class Step:
         if recurrence is None:
             return None
         until_ms = min(record["created_ms"] - 1, self.now_ms)
+        after = record["recurrence"]
+        goes_on = after is not None and known.due_ms == record["due_ms"] and has_same_slots(recurrence, after)
         trail = state["trail"]
+        if state["phase"] == Phase.PAUSED and trail is not None:
+            paused = _paused(known, state)
+            return paused if goes_on else _given_up(paused, until_ms)
         if state["phase"] != Phase.WAITING or trail is None:
             return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, max(until_ms, state["changed_ms"]), 0)
         decided_ms, unfit = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1)), 0
-        after = record["recurrence"]
-        goes_on = after is not None and known.due_ms == record["due_ms"] and has_same_slots(recurrence, after)
         if state["slot_ms"] <= until_ms:
             is_uncertain = self.catching_up and recurrence["overlap"] != Overlap.ALLOW and self._going(job_id, trail["runs"])
             if not (goes_on and is_uncertain):
@@ -1206,13 +1209,21 @@ class Step:
         return {"type": kind, "message": message, "traceback": traceback}
 
 
-def _paused(known: Defined, state: State) -> _Before | None:
-    """How a paused job stands, which decides about no slot before it is resumed."""
+def _paused(known: Defined, state: State) -> _Before:
+    """How a paused job stands that recurs: it decides about no slot before it is resumed."""
     recurrence, trail, slot_ms = known.recurrence, state["trail"], state["slot_ms"]
-    if recurrence is None:
-        return None
+    assert recurrence is not None
     assert trail is not None
     return _Before(known.due_ms, recurrence, slot_ms, trail["queued_ms"], state["attempt"], not trail["wake_ms"], slot_ms - 1, 0)
+
+
+def _given_up(paused: _Before, until_ms: int) -> _Before:
+    """The same, where slots that passed meanwhile are nobody's any more."""
+    pending_ms, passed = paused.pending_ms, 0
+    if pending_ms != paused.queued_ms and paused.recurrence["kind"] != RecurrenceKind.EVERY_AFTER:
+        found = missed(paused.recurrence, paused.due_ms, pending_ms, until_ms)
+        passed = len(found.fire) + found.skipped
+    return paused._replace(decided_ms=max(until_ms, paused.decided_ms), unfit=passed)
 
 
 def _crash_limit(crashes: int) -> Failure:
