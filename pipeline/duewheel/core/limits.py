@@ -45,7 +45,7 @@ ERROR_TRACEBACK_CHARS_MAX: Final = 8_000
 # else waits long behind it. At 20 us a job, 4,000 jobs are 80 ms.
 BATCH_RECORDS_MAX: Final = 4_000
 BATCH_BYTES_MAX: Final = 16_000_000
-BATCH_TIMERS_MAX: Final = 2_000
+BATCH_TIMERS_MAX: Final = 4_000
 
 # A job whose queue has no topic any more is looked at again after this.
 PARKED_MS: Final = 5_000

@@ -84,6 +84,9 @@ _UNKNOWN_QUEUE_MS: Final = 1_000  # how long a queue is believed to be missing
 _LEAP_LOG_EVERY_MS: Final = MINUTE_MS
 _JOBS_NAMED_MAX: Final = 10
 _LESS: Final = 4
+# What a turn should take: a command is obeyed by the turn after the one that it comes in, and known to be when that one's is committed.
+_TURN_MS: Final = 100
+_TIMERS_LEAST: Final = 200
 
 
 @dataclass(slots=True)
@@ -157,6 +160,7 @@ class Processor:
         self._taking: dict[str, int] = {}  # partitions of queues, as this turn's steps were told of them
         self._queues_asked_ms: int | None = None
         self._records_max = BATCH_RECORDS_MAX
+        self._timers_max = BATCH_TIMERS_MAX // 2
         self._is_behind = False  # more timers were due than one turn fires
         self._intake_paused_until_ms: int | None = None
         count = _same_partition_count(cluster, topology)
@@ -350,6 +354,7 @@ class Processor:
 
     def _run(self, outcomes: Sequence[Record], commands: Sequence[Command], now_ms: int) -> bool:
         batches: dict[int, _Batch] = {}
+        began_ms = self._clock.steady_ms()
         self._doubts.begin()
         self._taking = {}
         self._take_outcomes(outcomes, batches, now_ms)
@@ -360,7 +365,13 @@ class Processor:
             self._begun_ms = self._clock.steady_ms()
             self._commit(list(batches.values()), now_ms)
             self._put_back(batches.values())
+            self._keep_pace(sum(len(batch.step.fired) for batch in batches.values()), self._clock.steady_ms() - began_ms)
         return bool(batches)
+
+    def _keep_pace(self, fired: int, took_ms: int) -> None:
+        """Fires so many timers in a turn that a command which comes meanwhile need not wait for long, however fast the machine is."""
+        if fired >= self._timers_max // 2:
+            self._timers_max = min(max(fired * _TURN_MS // max(1, took_ms), _TIMERS_LEAST), BATCH_TIMERS_MAX)
 
     @property
     def _share_bytes(self) -> int:
@@ -434,7 +445,7 @@ class Processor:
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
-        share = max(1, BATCH_TIMERS_MAX // max(1, len(active)))  # a partition with millions due must not starve the others
+        share = max(1, self._timers_max // max(1, len(active)))  # a partition with millions due must not starve the others
         self._is_behind = False
         for partition in active:
             due = partition.due(now_ms, share)
