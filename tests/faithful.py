@@ -2,7 +2,8 @@
 
 The owners' rules are the real ones, `core.step`; everything around them is a page: logs are counters, time is an agenda, and of workers
 there is only what they leave behind. Workers and owners are killed, outcomes come late, from the dead, or never; commands are repeated,
-refused, lost on the way; jobs are cancelled, paused, resumed, run at once, updated, redefined, redriven, dropped, forgotten and made anew.
+refused, lost on the way; jobs are cancelled, paused, resumed, run at once, updated, redefined, redriven, dropped, forgotten and made anew,
+and where it is asked for some recur.
 All by one `Random`.
 
     history = Faithful(Random(7), jobs=20).run()
@@ -19,6 +20,7 @@ from typing import Any, Final
 from duewheel.core.errors import RejectedJob
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.model import Action, Change, Limits, OnConflict, Outcome, Phase, Reach, Result, Schedule, State
+from duewheel.core.run_ids import home, parse
 from duewheel.core.step import Defined as Known
 from duewheel.core.step import Dispatching, Step
 from duewheel.core.wheel import due_of
@@ -56,6 +58,7 @@ from duewheel.proof.history import (
     Unknown,
 )
 from duewheel.proof.plan import Plan
+from tests.recurring import cron, every, every_after
 
 INTAKE: Final = "intake"
 DISPATCH: Final = "dispatch"
@@ -79,8 +82,8 @@ class Faithful:
         faults: whether anything is broken at all.
     """
 
-    def __init__(self, random: Random, jobs: int = 20, partitions: int = 2, faults: bool = True) -> None:
-        self.random, self.jobs, self.faults = random, jobs, faults
+    def __init__(self, random: Random, jobs: int = 20, partitions: int = 2, faults: bool = True, recurring: int = 0) -> None:
+        self.random, self.jobs, self.faults, self.recurring = random, jobs, faults, recurring
         self.history: list[Event] = []
         self.now_ms = START_MS
         self.sink: dict[str, int] = {}
@@ -118,6 +121,8 @@ class Faithful:
         """Plays all of it, and tells how it looks at the end."""
         for number in range(self.jobs):
             self.later(self.random.randrange(SPAN_MS), Producer(self, f"job-{number}").enqueue)
+        for number in range(self.recurring):
+            self.later(self.random.randrange(SPAN_MS // 2), Recurring(self, f"often-{number}").enqueue)
         for _ in range(self.jobs // 8):
             self.later(self.random.randrange(SPAN_MS), self._bad_record)
         if self.faults:
@@ -244,7 +249,8 @@ class Owner:
         heard_ms = self.outcomes[0][0] - 1 if self.outcomes else world.now_ms
         if self.outcomes:
             world.later(5, self.step)
-        step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms, revise_schedule=self._revise)
+        step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms)
+        step.revise_schedule, step.splice_schedule = self._revise, lambda *fields: repr(fields).encode()
         for _, apply in (*taken, *self.intake):
             apply(step)
         self._reading += len(self.intake)
@@ -271,12 +277,13 @@ class Owner:
         for job_id, known in step.definitions.items():
             self.definitions[job_id] = known
             if known is not None:
-                created_ms = self.records[known.command]["created_ms"]
-                told = (job_id, known.generation, known.due_ms, created_ms)
+                run = parse(job_id)
+                created_ms = self.records[known.command]["created_ms"] if run is None else run.slot_ms
+                told = (job_id, known.generation, known.due_ms, created_ms, known.recurrence)
                 world.tell(Defined(now_ms, self.number, world.append("state", self.number), *told))
         for job_id, state in step.states.items():
             self.states[job_id] = self.changelog[job_id] = state
-            self._tell_state(job_id, state)
+            self._tell_state(job_id, state, step.left_out.get(job_id, 0))
         for death in step.deaths:
             world.tell(RunDied(now_ms, death.job_id, death.state["token"], death.reason, death.state["crashes"]))
             world.later(world.random.randrange(100, 1_000), Producer(world, death.job_id, death.state["token"]).regret)
@@ -289,20 +296,21 @@ class Owner:
             world.later(max(0, due_of(key) - now_ms) + world.random.randrange(20), self.step)
         world.tell(Committed(now_ms, _PROCESSORS, INTAKE, self.number, self._reading))
 
-    def _tell_state(self, job_id: str, state: State | None) -> None:
+    def _tell_state(self, job_id: str, state: State | None, left_out: int) -> None:
         world, offset = self.world, self.world.append("state", self.number)
         if state is None:
             world.tell(Forgotten(world.now_ms, self.number, offset, job_id))
             return
-        wake_ms = 0 if state["trail"] is None else state["trail"]["wake_ms"]
-        told = (state["generation"], state["phase"], state["token"], state["slot_ms"], state["attempt"], state["crashes"], wake_ms)
-        world.tell(StateWritten(world.now_ms, self.number, offset, job_id, *told))
+        wake_ms, queued_ms = (0, 0) if state["trail"] is None else (state["trail"]["wake_ms"], state["trail"]["queued_ms"])
+        told = (state["generation"], state["phase"], state["token"], state["slot_ms"], state["attempt"], state["crashes"])
+        of_slots = (wake_ms, state["changed_ms"], queued_ms, left_out)
+        world.tell(StateWritten(world.now_ms, self.number, offset, job_id, *told, *of_slots))
         for answer in [] if state["trail"] is None else state["trail"]["answers"]:
             command = answer["offset"]
             world.tell(Answered(world.now_ms, self.number, offset, job_id, command, self.actions[command], answer["reason"]))
         if state["phase"] in TERMINAL:
             world.later(_RETENTION_MS, lambda: self.receive(self.intake, lambda step: step.forget(job_id)))
-            if world.chance(10):
+            if world.chance(10) and job_id.startswith("job-") and parse(job_id) is None:
                 world.later(_RETENTION_MS + world.random.randrange(200), Producer(world, job_id).reuse)
 
 
@@ -311,7 +319,7 @@ class Producer:
 
     def __init__(self, world: Faithful, job_id: str, token: int = 0) -> None:
         self.world, self.job_id, self.token = world, job_id, token
-        self.owner = world.owners[sum(job_id.encode()) % len(world.owners)]
+        self.owner = world.owners[sum(home(job_id.encode())) % len(world.owners)]
 
     def enqueue(self, is_reused: bool = False) -> None:
         world, random = self.world, self.world.random
@@ -437,6 +445,51 @@ class Producer:
         elif fate >= 12:  # in between, the producer dies: no answer at all
             world.tell(Acknowledged(world.now_ms, call, self.owner.number, offset))
         return fate >= 12
+
+
+class Recurring(Producer):
+    """Whoever asks for a job that recurs, redefines it now and then, and cancels it, or some of its runs."""
+
+    def enqueue(self, is_reused: bool = False) -> None:
+        self.anchor_ms = self.world.now_ms + self.world.random.choice((-5_000, 0, 700))
+        self._define()
+        for _ in range(self.world.random.choice((0, 1, 1, 3))):
+            call = self.world.random.choice((self._define, self._define, self._define_elsewhen, self.cancel, self._cancel_run))
+            self.world.later(self.world.random.randrange(SPAN_MS // 2), call)
+
+    def _define_elsewhen(self) -> None:
+        self.anchor_ms += self.world.random.randrange(1, 3_000)
+        self._define()
+
+    def _define(self) -> None:
+        world, random, created_ms = self.world, self.world.random, self.world.now_ms
+        recurrence = random.choice((every(1_000), every(1_700), every_after(600), cron("*/2 * * * * *"), cron("3,7,40 * * * * *")))
+        recurrence["end_ms"] = created_ms + random.randrange(8_000, SPAN_MS)
+        recurrence["runs_max"] = random.choice((0, 0, 3, 9))
+        recurrence["misfire"], recurrence["misfire_max"] = random.choice((("ONCE", 0), ("SKIP", 0), ("ALL", 0), ("ALL", 2)))
+        recurrence["overlap"], recurrence["overlap_max"] = random.choice(
+            (("SKIP", 0), ("ALLOW", 0), ("ALLOW", 1), ("QUEUE", 0), ("REPLACE", 0))
+        )
+        recurrence["grace_ms"], recurrence["jitter_ms"] = random.choice((0, 300, 2_000)), random.choice((0, 0, 200))
+        due_ms, on_conflict = self.anchor_ms, random.choice((OnConflict.REPLACE, OnConflict.REPLACE, OnConflict.REJECT, OnConflict.IGNORE))
+        call, replaces, rejects = f"call-{world.number()}", on_conflict == OnConflict.REPLACE, on_conflict == OnConflict.REJECT
+        world.tell(EnqueueInvoked(created_ms, call, self.job_id, due_ms, created_ms, None, replaces, recurrence, rejects))
+
+        def apply(step: Step, offset: int) -> None:
+            record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
+            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": None, "recurrence": recurrence}
+            record["work"] = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None}
+            try:
+                step.schedule(record, b"work", self.owner.encode(record), offset)
+            except RejectedJob as refused:
+                self.owner.letters.append(DeadLettered(step.now_ms, INTAKE, self.owner.number, offset, refused.reason, self.job_id))
+
+        self._send(call, apply)
+
+    def _cancel_run(self) -> None:
+        runs = [job_id for job_id in self.owner.states if job_id.startswith(f"{self.job_id}@")]
+        if runs:
+            Producer(self.world, self.world.random.choice(runs)).cancel()
 
 
 class Attempt:

@@ -151,9 +151,9 @@ def _of_state(record: Record) -> Event | None:
         return Forgotten(*where)
     if kind == STATE and value is not None:
         s = codec.decode_state(value)
-        wake_ms = 0 if s["trail"] is None else s["trail"]["wake_ms"]
+        wake_ms, queued_ms = (0, 0) if s["trail"] is None else (s["trail"]["wake_ms"], s["trail"]["queued_ms"])
         generation, phase, token, slot_ms = s["generation"], s["phase"], s["token"], s["slot_ms"]
-        return StateWritten(*where, generation, phase, token, slot_ms, s["attempt"], s["crashes"], wake_ms)
+        return StateWritten(*where, generation, phase, token, slot_ms, s["attempt"], s["crashes"], wake_ms, s["changed_ms"], queued_ms)
     return None
 
 

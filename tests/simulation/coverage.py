@@ -8,10 +8,12 @@ the time no job is taken, and while all workers are held up no handler begins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from duewheel.core.model import Result
+from duewheel.core.errors import Reason
+from duewheel.core.model import Closing, Phase, Result
+from duewheel.core.run_ids import parse
 from duewheel.core.trail import expires_ms
 from duewheel.proof.history import (
     Answered,
@@ -25,9 +27,10 @@ from duewheel.proof.history import (
     OutcomeRecorded,
     Snapshot,
     Started,
+    StateWritten,
 )
 from tests.simulation.site import QUEUE, TOPOLOGY, Site
-from tests.simulation.weather import AT_CALLS, AT_TIMES, OFFSETS_RESET
+from tests.simulation.weather import AT_CALLS, AT_TIMES, DOWNTIME, OFFSETS_RESET
 
 # So many seeds must do everything. The rarest is a commit of unknown outcome that lands later.
 SEEDS_MIN: Final = 300
@@ -54,6 +57,20 @@ DEEDS: Final = (
     "job asked for",
     "handler began",
     "store compared",
+    DOWNTIME,
+    "recurring job asked for",
+    "recurring job redefined, same anchor",
+    "recurring job redefined, other anchor",
+    "recurring job cancelled",
+    "recurring job over by itself",
+    "recurring job forgotten",
+    "command refused, its job being known",
+    "slot run",
+    "slot missed",
+    "slot overlapped",
+    "slot queued",
+    "slot's run replaced",
+    "slot's run redriven",
     f"{OFFSETS_RESET}: {TOPOLOGY.processor_group}",
     f"{OFFSETS_RESET}: {TOPOLOGY.worker_group(QUEUE)}",
 )
@@ -71,7 +88,7 @@ def missing(met: Mapping[str, int]) -> list[str]:
     return [kind for kind in (*AT_CALLS, *AT_TIMES, *DEEDS) if not met.get(kind)]
 
 
-def deeds(history: Collection[Event], site: Site, strays: Collection[str]) -> Counter[str]:
+def deeds(history: Sequence[Event], site: Site, strays: Collection[str]) -> Counter[str]:
     """What people and strangers did, and clocks and queues did to jobs, by kind."""
     met = Counter[str]({"stray command forwarded": len(strays)})
     bad, letters = set(), []
@@ -101,7 +118,37 @@ def deeds(history: Collection[Event], site: Site, strays: Collection[str]) -> Co
         elif isinstance(event, OutcomeRecorded) and event.result == Result.EXPIRED:
             met["expired too early by a worker's clock"] += event.at_ms < expires_ms(limits.get(event.job_id))
     met.update(_BAD[letter[0]] for letter in letters if letter in bad)
+    met.update(_of_slots(history, site))
     met["dispatch deleted with its queue"] += sum(len(log.kept) for _, log in site.deleted)
+    return met
+
+
+def _of_slots(history: Sequence[Event], site: Site) -> Counter[str]:
+    """What became of jobs that recur, and of their slots."""
+    met = Counter[str]({"slot missed": site.slots_missed, "slot overlapped": site.slots_overlapped})
+    anchors: dict[str, int] = {}
+    for event in history:
+        if isinstance(event, DeadLettered):
+            met["command refused, its job being known"] += event.reason == Reason.CONFLICT
+        elif isinstance(event, EnqueueInvoked):
+            met["recurring job asked for"] += event.recurrence is not None
+        elif isinstance(event, Defined) and event.recurrence is not None:
+            before_ms = anchors.get(event.job_id, 0) if event.generation > 1 else 0
+            met["recurring job redefined, same anchor"] += before_ms == event.due_ms
+            met["recurring job redefined, other anchor"] += 0 < before_ms != event.due_ms
+            anchors[event.job_id] = event.due_ms
+        elif isinstance(event, Defined):
+            met["slot run"] += parse(event.job_id) is not None
+        elif isinstance(event, StateWritten) and event.job_id in anchors:
+            met["recurring job cancelled"] += event.phase == Phase.CANCELLED
+            met["recurring job over by itself"] += event.phase == Phase.SUCCEEDED
+            met["slot queued"] += event.queued_ms > 0
+        elif isinstance(event, StateWritten):
+            met["slot's run replaced"] += event.phase == Phase.CANCELLING and parse(event.job_id) is not None
+        elif isinstance(event, Forgotten):
+            met["recurring job forgotten"] += event.job_id in anchors
+        elif isinstance(event, DeathClosed):
+            met["slot's run redriven"] += event.how == Closing.REDRIVEN and parse(event.job_id) is not None
     return met
 
 

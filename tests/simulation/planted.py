@@ -50,6 +50,16 @@ _END_FIRST: Final = Bug(
     "changelog = self._cluster.watermarks(topology.state, numbers)\n"
     "        committed = self._intake.committed(numbers, _COMMITTED_TIMEOUT_S)",
 )
+# A slot that came while nobody was there is taken for handed out by the one before; or the last one is taken for not handed out yet.
+_PENDING: Final = "pending_ms=0 if queued_ms == slot_ms else slot_ms,"
+_NEXT_PENDING: Final = (
+    "pending_ms=0 if queued_ms == slot_ms else slot_ms if slot_ms > self.listening_ms else look(recurrence, known.due_ms, "
+    "pending_ms=slot_ms, queued_ms=0, going=[], handed_out=0, now_ms=slot_ms, fits=1).pending_ms or slot_ms,"
+)
+_LAST_PENDING: Final = (
+    'pending_ms=0 if queued_ms == slot_ms else trail["runs"][-1] if trail["runs"] and state["changed_ms"] < self.listening_ms else slot_ms,'
+)
+_HAS_RUN: Final = "has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None"
 BUGS: Final[dict[str, tuple[Bug, ...]]] = {
     # Fencing by name alone would hide these two.
     "offsets not sent in timer-only batches": (_NO_OFFSETS, _NO_NAMES),
@@ -77,6 +87,13 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
         Bug(Step, "_wake", "if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:", "if heard_out_ms:"),
     ),
     "a redefinition counts twice": (Bug(Step, "schedule", "generation = known.generation + 1", "generation = known.generation + 2"),),
+    "slot skipped after a takeover": (Bug(Step, "_look", _PENDING, _NEXT_PENDING),),
+    # That a run is known by its slot would hide this one.
+    "slot run once more after a takeover": (
+        Bug(Step, "_look", _PENDING, _LAST_PENDING),
+        Bug(Step, "_look", _HAS_RUN, "has_run=lambda slot_ms: False"),
+    ),
+    "slot that was left out not counted": (Bug(Step, "_leave_out", "+ missed + overlapped", "+ missed"),),
     "a pause is answered and not obeyed": (Bug(Step, "_pause", 'if state["phase"] == Phase.PAUSED:', "if state:"),),
     "only the last answer is written": (Bug(Step, "_write_answers", "answers[-ANSWERS_MAX:]", "answers[-1:]"),),
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),

@@ -2,6 +2,7 @@
 
     job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile; paused, run at once or updated
     brief-2    forgotten as soon as it is over; then its id is used anew
+    often-3    recurs; is redefined, with its anchor or another, and cancelled; some of its runs are cancelled, redriven, dropped
     stray-1    a good command on the wrong partition, as a client without murmur2 writes it
     bad-3      no command at all, or one that breaks a rule: worth one dead letter
 
@@ -20,9 +21,11 @@ from duewheel.adapters.memory.intake import MemoryIntake
 from duewheel.adapters.memory.logs import Headers, Log
 from duewheel.adapters.memory.world import Process
 from duewheel.client.commands import Job, Update, cancel_command, change_command, drop_command, redrive_command, schedule_command
-from duewheel.core.errors import BrokerUnavailable
+from duewheel.core.errors import BrokerUnavailable, RejectedJob
+from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DUE_MS_MIN, FOREIGN_HEADERS_BYTES_MAX
-from duewheel.core.model import Action, Limits, Phase, Schedule
+from duewheel.core.model import Action, Limits, Phase, Schedule, State
+from duewheel.core.run_ids import parse
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import STATE
 from duewheel.proof.history import (
@@ -36,11 +39,13 @@ from duewheel.proof.history import (
     Unknown,
 )
 from tests.malformed import CORPUS
+from tests.simulation import recurrences
 from tests.simulation.jobs import Tasks
 from tests.simulation.site import TOPOLOGY, Site
 
 SECOND_US: Final = 1_000_000
 _FORGOTTEN_WITHIN_S: Final = 40
+_RECURS_BEYOND_US: Final = 6 * SECOND_US
 _RESUMES_MAX: Final = 100
 _BAD_BYTES_MAX: Final = 2_000
 _MALFORMED: Final = [bad.value for bad in CORPUS if bad.value is None or len(bad.value) <= _BAD_BYTES_MAX]
@@ -78,13 +83,16 @@ class Producers:
         self._scheduled: dict[str, int] = {}
         self._dropped: set[str] = set()
         self._created: set[tuple[str, int]] = set()
+        self._anchors: dict[str, int] = {}
+        self._until_us = 0
         self.asking = 0
         self.acknowledged: dict[str, set[str]] = {}
         self.strays: list[str] = []
         self.bad: dict[str, set[tuple[int, int]]] = {}
 
-    def begin(self, jobs: int, until_us: int, is_calm: bool) -> None:
-        """Puts on the agenda what is asked for by then."""
+    def begin(self, jobs: int, recurring: int, until_us: int, is_calm: bool) -> None:
+        """Puts on the agenda what is asked for by then, and that what recurs without an end is cancelled soon after."""
+        self._until_us = until_us
         moments: list[Callable[[], None]] = [lambda n=n: self._schedule(f"job-{n}") for n in range(jobs)]  # type: ignore[misc]
         moments += [self._again] * (jobs // 3)
         if self._changes:
@@ -95,6 +103,8 @@ class Producers:
             moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 3, 9)))]  # type: ignore[misc]
         for call in moments:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
+        for n in range(recurring):
+            self._at(self._random.randrange(SECOND_US, until_us // 2), lambda n=n: self._often(f"often-{n}", is_calm))  # type: ignore[misc]
 
     def _at(self, at_us: int, call: Callable[[], None]) -> None:
         self.asking += 1
@@ -137,8 +147,9 @@ class Producers:
 
     def _asked(self, command: Schedule) -> EnqueueInvoked:
         limits: Limits | None = command["limits"]
-        job_id, replaces = command["job_id"], command["on_conflict"] == "REPLACE"
-        return EnqueueInvoked(self._world.now_ms, self._call(), job_id, command["due_ms"], command["created_ms"], limits, replaces)
+        job_id, on_conflict = command["job_id"], command["on_conflict"]
+        what = (job_id, command["due_ms"], command["created_ms"], limits, on_conflict == "REPLACE", command["recurrence"])
+        return EnqueueInvoked(self._world.now_ms, self._call(), *what, on_conflict == "REJECT")
 
     def _enqueue(self, command: Schedule) -> bool:
         job_id, asked = command["job_id"], self._asked(command)
@@ -154,18 +165,25 @@ class Producers:
         known = sorted(self._scheduled.keys() - self._dropped)
         if not known:
             return
-        job_id, draw, now_ms = self._random.choice(known), self._random.random(), self._world.now_ms
+        job_id, draw = self._random.choice(known), self._random.random()
         dead = [(each, token) for each, token in self._dead() if each not in self._dropped]
         if dead and draw < 0.3:
             self._drop(*self._random.choice(dead))
         elif dead and draw < 0.6:
-            job_id, token = self._random.choice(dead)
-            asked = RedriveInvoked(now_ms, self._call(), job_id, token)
-            self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
+            self._redrive(*self._random.choice(dead))
         elif draw < 0.6:
             self._cancel(job_id)
         else:
             self._schedule(job_id, self._random.choice(("ignore", "replace")))
+
+    def _redrive(self, job_id: str, token: int) -> None:
+        now_ms = self._world.now_ms
+        asked = RedriveInvoked(now_ms, self._call(), job_id, token)
+        self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
+
+    def _cancel(self, job_id: str) -> bool:
+        now_ms = self._world.now_ms
+        return self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
 
     # --- changes ---
 
@@ -215,12 +233,12 @@ class Producers:
         return value is not None and codec.decode_state(value)["phase"] == Phase.PAUSED
 
     def _drop(self, job_id: str, token: int) -> None:
-        """Lets a dead run be forgotten, and uses its id anew."""
+        """Lets a dead run be forgotten, and uses its id anew, where it is one that may be asked for."""
         self._dropped.add(job_id)
         times = self._site.times_forgotten(job_id)
         now_ms = self._world.now_ms
         self._send(DropInvoked(now_ms, self._call(), job_id, token), job_id, codec.encode_drop(drop_command(job_id, token, now_ms)))
-        if self._is_forgotten_in_time(job_id, times):
+        if parse(job_id) is None and self._is_forgotten_in_time(job_id, times):
             self._schedule(job_id)
 
     def _briefly(self, job_id: str) -> None:
@@ -238,6 +256,85 @@ class Producers:
             if self._site.times_forgotten(job_id) > times:
                 return True
         return False
+
+    # --- jobs that recur ---
+
+    def _often(self, job_id: str, is_calm: bool) -> None:
+        """Asks for a job that recurs, says more about it as it goes on, and cancels it in the end."""
+        self._define(job_id, "replace", is_anchored=False)
+        if not is_calm:
+            self._talk_about(job_id)
+        self._process.sleep(max(0, self._until_us + _RECURS_BEYOND_US - self._world.now_us) / SECOND_US)
+        dead = [(run, token) for run, token in self._dead() if run.startswith(f"{job_id}@") and run not in self._dropped]
+        if dead and self._random.random() < 0.5:
+            self._redrive(*self._random.choice(dead))
+        while not self._cancel(job_id):
+            self._process.sleep(1.0)
+
+    def _talk_about(self, job_id: str) -> None:
+        random = self._random
+        for _ in range(random.choice((0, 1, 2, 4))):
+            self._process.sleep(random.choice((0.0, 0.01, random.random(), random.random() * 15)))
+            if self._world.now_us > self._until_us:
+                return
+            draw = random.random()
+            if self._changes and random.random() < 0.5:
+                self._change_often(job_id)
+            elif draw < 0.2:
+                self._cancel(job_id)
+            elif draw < 0.55:
+                self._define(job_id, "replace", is_anchored=True)
+            elif draw < 0.7:
+                self._define(job_id, "replace", is_anchored=False)
+            elif draw < 0.85:
+                self._define(job_id, random.choice(("reject", "ignore")), is_anchored=True)
+            else:
+                going = [run for run, state in self._runs() if state["phase"] not in TERMINAL]
+                if going:
+                    self._cancel(random.choice(going))
+
+    def _change_often(self, job_id: str) -> None:
+        """Pauses and resumes it, runs it beside its slots, or updates it. What stays paused is cancelled in the end."""
+        random = self._random
+        draw = random.random()
+        if draw < 0.5:
+            self._ask_to(Action.PAUSE, job_id)
+            self._process.sleep(random.random() * random.choice((0.1, 3, 12)))
+            self._ask_to(random.choice((Action.RESUME, Action.RESUME, Action.RUN_NOW)), job_id)
+        elif draw < 0.7:
+            self._ask_to(Action.RUN_NOW, job_id)
+        elif draw < 0.85:
+            self._ask_to(Action.UPDATE, job_id, Update(delay=random.random() * 5))
+        else:
+            self._ask_to(Action.UPDATE, job_id, Update(payload=self._tasks.behaviour(random)[1]))
+
+    def _define(self, job_id: str, on_conflict: Any, is_anchored: bool) -> None:
+        """Asks for a job that recurs, with the anchor it had before or another one."""
+        random, world = self._random, self._world
+        while (job_id, world.now_ms) in self._created:
+            self._process.sleep(0.001)
+        now_ms, until_ms = world.now_ms, world.now_ms + (self._until_us - world.now_us) // 1_000
+        self._created.add((job_id, now_ms))
+        anchor_ms = self._anchors.get(job_id, 0) if is_anchored else 0
+        anchor_ms = anchor_ms or now_ms + random.choice((0, 0, -10_000, random.randrange(5_000)))
+        quick: Any = random.choice(({"do": "work", "ms": 1}, {"do": "work", "ms": 700}, {"do": "fail", "times": 9}))
+        task, payload = ("plain", quick) if random.random() < 0.6 else self._tasks.behaviour(random)
+        retention, total_timeout = random.choice((None, None, 0.0, 3.0)), random.choice((None, None, 20))
+        job = Job(task, payload, at=anchor_ms, job_id=job_id, on_conflict=on_conflict, retention=retention, total_timeout=total_timeout)
+        fields = recurrences.draw(random, max(now_ms, anchor_ms), until_ms)
+        try:
+            command = schedule_command(job._replace(**fields), now_ms, lambda now_ms: job_id)
+        except RejectedJob:  # a line by the minute, and its end in less than one
+            return
+        self._anchors[job_id] = anchor_ms
+        for _ in range(3):
+            if self._enqueue(command):
+                return
+            self._process.sleep(random.random() * 3)
+
+    def _runs(self) -> list[tuple[str, State]]:
+        """The runs of all jobs that recur, as far as they are known."""
+        return [(job_id, codec.decode_state(value)) for job_id, value in self._states() if parse(job_id) is not None]
 
     # --- strangers ---
 
@@ -303,7 +400,9 @@ class Producers:
 
     def _dead(self) -> list[tuple[str, int]]:
         states = [(job_id, codec.decode_state(value)) for job_id, value in self._states()]
-        return [(job_id, state["token"]) for job_id, state in states if state["phase"] == "FAILED" and job_id.startswith("job-")]
+        return [
+            (job_id, state["token"]) for job_id, state in states if state["phase"] == "FAILED" and job_id.startswith(("job-", "often-"))
+        ]
 
     def _states(self) -> Iterator[tuple[str, bytes]]:
         for key, value in sorted(self._site.fold().items()):

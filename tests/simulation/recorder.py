@@ -16,6 +16,7 @@ from duewheel.adapters.memory.logs import MemoryRecord
 from duewheel.adapters.memory.store import Disk
 from duewheel.core.errors import Reason
 from duewheel.core.model import Action
+from duewheel.core.run_ids import parse
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import DEFINITION
 from duewheel.proof.history import (
@@ -47,6 +48,8 @@ def of_topics(site: Site, bad: Mapping[str, Collection[tuple[int, int]]]) -> Ite
             event = None if (log.partition, record.offset()) in unreadable else event_of(record, TOPOLOGY)
             if isinstance(event, Dispatched) and name != event.topic:
                 event = event._replace(topic=name)
+            if isinstance(event, StateWritten):
+                event = event._replace(left_out=site.left_out.get(id(record.value()), (b"", 0))[1])
             if event is not None:
                 yield event
             if isinstance(event, StateWritten):
@@ -152,6 +155,7 @@ def of_inputs(site: Site, at_ms: int) -> Iterator[Event]:
         jobs = {job_id: job for job_id, job in defined.items() if not site.times_forgotten(job_id) and job_id not in changed}
         yield Snapshot(at_ms, "the end, by inputs", log.partition, "model", jobs)
         said = {key[1:].decode(): value for key, value in fold.items() if key[:1] == DEFINITION and value is not None}
+        said = {job_id: value for job_id, value in said.items() if parse(job_id) is None}  # of runs no command tells
         mine = {job_id: value for job_id, value in said.items() if partition_of(job_id.encode(), len(intake)) == log.partition}
         told = {
             job_id: definition_of(value) for job_id, value in mine.items() if not site.times_forgotten(job_id) and job_id not in changed

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Final
+from unittest.mock import patch
 
 from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.broker import Broker
@@ -24,8 +25,9 @@ from duewheel.adapters.memory.transactions import MemoryTransactions
 from duewheel.adapters.memory.world import Fault, Process, World
 from duewheel.core.claims import Claim, encode
 from duewheel.core.errors import EnvironmentFailure
+from duewheel.core.step import Step
 from duewheel.core.topology import Topology, partition_of
-from duewheel.engine.partition import DEFINITION, STATE
+from duewheel.engine.partition import DEFINITION, STATE, Partition
 from duewheel.engine.processor import Processor
 from duewheel.ports import Offset
 from duewheel.proof.history import Committed, Event, OffsetsReset, Rebalanced, TransactionFailed
@@ -54,6 +56,8 @@ class Site:
         failures: errors that no process may end with.
         deleted: logs of topics that were deleted, each with the name that the history has for it.
         queueless: from when to when a queue had no topic, in milliseconds; of one that has none now, until for ever.
+        left_out: states of recurring jobs, by identity, with which slots were left out, and how many; also those that were never committed.
+        slots_missed, slots_overlapped: how many slots steps left out, also those that were never committed.
     """
 
     def __init__(self, world: World, kernel: Kernel, random: Random, timer_partitions: int, queues: dict[str, int]) -> None:
@@ -66,6 +70,8 @@ class Site:
         self.names = 0
         self.deleted: list[tuple[str, Log]] = []
         self.queueless: list[tuple[int, int]] = []
+        self.left_out: dict[int, tuple[bytes, int]] = {}
+        self.slots_missed = self.slots_overlapped = 0
         self._formed_us: dict[str, int] = {}
         self._lives = Counter[str]()
         self._fold: dict[bytes, tuple[int, bytes | None]] = {}
@@ -140,6 +146,24 @@ class Site:
             self._folded[log.partition] = len(log.kept)
 
     # --- the history ---
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listens to how many slots steps leave out. No record says so; it is told beside the very bytes of the state that goes with it."""
+        changes = Partition.changes
+
+        def listen(partition: Partition, step: Step, *offsets: int) -> list[tuple[bytes, bytes | None]]:
+            records = changes(partition, step, *offsets)
+            self.slots_missed += step.counts.slots_missed
+            self.slots_overlapped += step.counts.slots_overlapped
+            for key, value in records if step.left_out else ():
+                count = step.left_out.get(key[1:].decode(), 0) if key[:1] == STATE else 0
+                if count and value is not None:
+                    self.left_out[id(value)] = value, count
+            return records
+
+        with patch.object(Partition, "changes", listen):
+            yield
 
     def tell(self, event: Event) -> None:
         self.history.append(event)

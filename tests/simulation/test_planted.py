@@ -12,6 +12,7 @@ from tests.simulation.trial import Trial
 SEEDS = range(1, 301)
 # Tried first, since they found these bugs before: it takes a while to come to them.
 LIKELY = {
+    "claim skipped": 24,
     "offsets not sent in timer-only batches": 24,
     "changelog's end taken before committed offsets": 28,
     "lease expired before outcomes are read": 198,
@@ -43,6 +44,25 @@ def test_the_model_of_the_commands_tells_what_stores_and_changelog_have_in_commo
     trial = find("a redefinition counts twice", SEEDS)
     assert trial is not None
     assert any(line.startswith("WitnessesAgree") and "model says {'generation': 2" in line for line in trial.verdict)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("slot skipped after a takeover", "slots that it had to decide about have no run, and only"),
+        ("slot run once more after a takeover", "was handed out twice"),
+    ],
+)
+def test_it_is_told_of_slots_that_are_skipped_or_run_twice(name: str, said: str) -> None:
+    for seed in SEEDS:
+        with planted(name):
+            trial = Trial(seed)
+            trial.run()
+        if any(line.startswith("EverySlotOnce") and said in line for line in trial.verdict):
+            return
+    raise AssertionError(f"{name}: no seed says that")
 
 
 def test_a_bug_that_does_not_fit_the_code_any_more_is_not_planted_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:

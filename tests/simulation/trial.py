@@ -18,6 +18,7 @@ from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.world import Process, World
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import LAST_LIFE_SNOOZE_MS
+from duewheel.core.run_ids import parse
 from duewheel.core.trail import crashes_max
 from duewheel.engine import partition as engine_partition
 from duewheel.engine.partition import DEFINITION, STATE, Stage
@@ -54,13 +55,19 @@ def last_lives_ms(history: Iterable[Event]) -> int:
     for event in history:
         if isinstance(event, EnqueueInvoked):
             limits[event.job_id] = min(crashes_max(event.limits), limits.get(event.job_id, _UNLIMITED))
-        elif isinstance(event, Dispatched) and event.crashes + 1 >= limits.get(event.job_id, _UNLIMITED):
+        elif isinstance(event, Dispatched) and event.crashes + 1 >= limits.get(_asked_as(event.job_id), _UNLIMITED):
             alone.add((event.job_id, event.token))
         elif isinstance(event, Started):
             began_ms[event.job_id, event.token] = event.at_ms
         elif isinstance(event, OutcomeRecorded):
             ended_ms[event.job_id, event.token] = event.at_ms  # the last of them
     return sum(max(0, ended_ms.get(run, at_ms) - at_ms) + LAST_LIFE_SNOOZE_MS for run, at_ms in began_ms.items() if run in alone)
+
+
+def _asked_as(job_id: str) -> str:
+    """Under which id a job was asked for: of a run its recurring job's."""
+    run = parse(job_id)
+    return job_id if run is None else run.job_id
 
 
 class Trial:
@@ -95,6 +102,10 @@ class Trial:
         # Every other seed does without: what is held up, or said to be so, hides what else goes wrong.
         self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring, changes=seed % 2 == 1)
         self.is_calm = calm
+        # Drawn apart, so that a seed without any goes as it went before there were such jobs.
+        apart = Random(f"apart: {seed}")
+        self.recurring = apart.choice((0, 0, 1, 2, 4))
+        self.downtime_us = apart.choice((0, 0, 20, 45)) * SECOND_US if self.recurring and not calm else 0
         self.met: Counter[str] = Counter()
         self.verdict: list[str] = []
         self.history: list[Event] = []
@@ -122,9 +133,9 @@ class Trial:
         for machine in self.machines:
             self.world.later(self.random.randrange(2 * SECOND_US), machine.start)
         self.world.later(SECOND_US, self._look_after)
-        self.producers.begin(self.jobs, self.faulty_us, self.is_calm)
+        self.producers.begin(self.jobs, self.recurring, self.faulty_us, self.is_calm)
         self.world.later(2 * SECOND_US, self._open)
-        with self._impatience():
+        with self._impatience(), self.site.listening():
             self.kernel.run(self.faulty_us)
             self._heal()
             self.kernel.run(self.faulty_us + DRAIN_US, self._is_over)
@@ -139,7 +150,10 @@ class Trial:
 
     def _open(self) -> None:
         self.sky.is_open = True
-        Storm(self.site, self.sky, self.climate, self.random, self.machines, self.spares).begin()
+        storm = Storm(self.site, self.sky, self.climate, self.random, self.machines, self.spares)
+        storm.begin()
+        if self.downtime_us:
+            self.world.later(self.random.randrange(self.faulty_us), lambda: storm.downtime(self.downtime_us))
 
     def _look_after(self) -> None:
         """Starts what ended and should not have."""

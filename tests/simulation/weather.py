@@ -38,6 +38,7 @@ _RATES: Final = {
 
 OFFSETS_RESET: Final = "offsets reset"
 QUEUE_GONE: Final = "queue made anew"
+DOWNTIME: Final = "downtime of all processors"
 AT_CALLS: Final = ("crash", "pause", "slow", "retriable", "abort", "fatal", "answer lost", "late", "hang", "awakening")
 AT_TIMES: Final = (
     "kill",
@@ -336,6 +337,17 @@ class Storm:
             spare = self._random.choice(self._spares)
             act = spare.drain if spare.process.alive else spare.start
             self._site.world.later(at * self._random.randrange(200_000, 3_000_000), act)
+
+    def downtime(self, lasts_us: int) -> None:
+        """Lets there be no timer processor for long, so that slots are missed."""
+        if not self._sky.is_open:
+            return
+        self._sky.counts[DOWNTIME] += 1
+        self._tell(DOWNTIME, "processors", lasts_us)
+        for machine in (*self._machines, *self._spares):
+            if isinstance(machine, ProcessorMachine) and machine.process.alive:
+                machine.crash()
+                self._site.world.later(lasts_us, machine.start)
 
     # --- clocks ---
 

@@ -103,15 +103,68 @@ def test_a_slot_that_waits_and_a_run_that_goes_on_survive_a_restore(world: World
     assert ended_ms + SECOND_MS <= next_ms <= ended_ms + SECOND_MS + 100
 
 
-@pytest.mark.parametrize("misfire, fired", [(Misfire.ONCE, [60]), (Misfire.SKIP, []), (Misfire.ALL, [10, 20, 30, 40, 50, 60])])
-def test_T10_after_an_hour_without_a_processor(world: World, misfire: str, fired: list[int]) -> None:
+# --- T10: the table in docs/schedules.md. A slot every ten minutes from 0:10 on, and no processor from 0:05 on, for an hour
+
+
+def at(minutes: float) -> int:
+    """So long after a full hour."""
+    return START_MS + HOUR_MS - START_MS % HOUR_MS + round(minutes * MINUTE_MS)
+
+
+def be_down(world: World, recurrence: Recurrence, back_at: float) -> Instance:
+    """Lets a job be defined, and nobody be there until then; whoever comes has nothing but the changelog."""
+    world.now_ms = at(5)
     instance = Instance(world, 0, 1)
-    schedule(world, "a", START_MS + 10 * MINUTE_MS, recurrence=every(10 * MINUTE_MS, misfire=misfire, overlap=Overlap.ALLOW))
+    schedule(world, "a", at(10), recurrence=recurrence)
     instance.turn(5)
-    world.now_ms = START_MS + 62 * MINUTE_MS
-    Instance(world, 0, 1).turn(10)
-    assert slots(world, "a") == [START_MS + minutes * MINUTE_MS for minutes in fired]
-    assert state(world, "a")["slot_ms"] == START_MS + 70 * MINUTE_MS
+    world.now_ms = at(back_at)
+    back = Instance(world, 0, 1)
+    back.turn(10)
+    return back
+
+
+@pytest.mark.parametrize("kind", [every(10 * MINUTE_MS), cron("*/10 * * * *", "Europe/Berlin")], ids=["EVERY", "CRON"])
+@pytest.mark.parametrize(
+    "misfire, misfire_max, back_at_62, back_at_60_30",
+    [
+        (Misfire.ONCE, 0, [60], [50, 60]),
+        (Misfire.SKIP, 0, [], [60]),
+        (Misfire.ALL, 0, [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 60]),
+        (Misfire.ALL, 2, [50, 60], [40, 50, 60]),
+    ],
+)
+def test_T10_after_an_hour_without_a_processor(
+    kind: Recurrence, misfire: str, misfire_max: int, back_at_62: list[int], back_at_60_30: list[int]
+) -> None:
+    recurrence: Recurrence = {**kind, "misfire": misfire, "misfire_max": misfire_max, "overlap": Overlap.ALLOW}
+    for back_at, fired in ((62, back_at_62), (60.5, back_at_60_30)):
+        world = World()
+        instance = be_down(world, recurrence, back_at)
+        assert slots(world, "a") == [at(minutes) for minutes in fired]
+        assert (state(world, "a")["phase"], state(world, "a")["slot_ms"]) == (Phase.WAITING, at(70))
+        world.now_ms = at(70)
+        instance.turn(10)
+        assert slots(world, "a") == [at(minutes) for minutes in (*fired, 70)]
+
+
+@pytest.mark.parametrize("misfire, fired", [(Misfire.ONCE, [10]), (Misfire.ALL, [10]), (Misfire.SKIP, [])])
+def test_T10_after_an_hour_without_a_processor_a_job_that_counts_from_ends_has_one_slot(
+    world: World, misfire: str, fired: list[int]
+) -> None:
+    instance = be_down(world, every_after(10 * MINUTE_MS, misfire=misfire), 62)
+    assert slots(world, "a") == [at(minutes) for minutes in fired]
+    if not fired:
+        assert state(world, "a")["slot_ms"] == at(70)  # as many intervals later as it takes
+        return
+    world.now_ms = at(65)
+    (d,) = dispatches(world)
+    answer(world, d)
+    instance.turn(3)
+    next_ms = state(world, "a")["slot_ms"]
+    assert at(75) <= next_ms <= at(75) + SECOND_MS
+    world.now_ms = next_ms
+    instance.turn(10)
+    assert slots(world, "a") == [at(10), next_ms]
 
 
 def test_T11_five_schedulers_with_one_cron_line_make_one_run_a_slot(world: World) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import pytest
 
 from duewheel.core.model import Action, Limits, Phase, Result
+from duewheel.core.run_ids import parse
 from duewheel.core.step import Reason
 from duewheel.proof.history import (
     Acknowledged,
@@ -58,8 +59,8 @@ class NotHere(Exception):
 class Scene:
     """A faithful history, to be spoilt."""
 
-    def __init__(self, seed: int, faults: bool) -> None:
-        self.history = list(_faithful(seed, faults))
+    def __init__(self, seed: int, faults: bool, recurring: int = 0) -> None:
+        self.history = list(_faithful(seed, faults, recurring))
         self.ledger = Ledger(self.history, PLAN)
         self.random = Random(seed)
 
@@ -121,28 +122,29 @@ Mutate = Callable[[Scene], None]
 
 
 class Mutation(NamedTuple):
-    """What is done, what finds it, what may find it too, and whether it needs a history with faults, or without."""
+    """What is done, what finds it, what may find it too, whether it needs a history with faults, or without, and with jobs that recur."""
 
     invariant: str
     mutate: Mutate
     implies: frozenset[str]
     faults: bool
+    recurring: int
 
 
 MUTATIONS: Final[list[Mutation]] = []
 
 
-def breaks(invariant: str, *implies: str, faults: bool = True) -> Callable[[Mutate], Mutate]:
+def breaks(invariant: str, *implies: str, faults: bool = True, recurring: int = 0) -> Callable[[Mutate], Mutate]:
     def note(mutate: Mutate) -> Mutate:
-        MUTATIONS.append(Mutation(invariant, mutate, frozenset(implies), faults))
+        MUTATIONS.append(Mutation(invariant, mutate, frozenset(implies), faults, recurring))
         return mutate
 
     return note
 
 
 @cache
-def _faithful(seed: int, faults: bool) -> tuple[Event, ...]:
-    history = tuple(Faithful(Random(seed), jobs=30, faults=faults).run())
+def _faithful(seed: int, faults: bool, recurring: int) -> tuple[Event, ...]:
+    history = tuple(Faithful(Random(seed), jobs=5 if recurring else 30, faults=faults, recurring=recurring).run())
     assert judge(history, PLAN).proven
     return history
 
@@ -583,6 +585,77 @@ def defined_twice(scene: Scene) -> None:
     scene.add(defined)
 
 
+# --- EverySlotOnce
+
+
+def _slot(scene: Scene, where: Callable[[Story, Story], bool] = lambda job, run: True) -> tuple[Story, Story]:
+    """A recurring job that was defined once, and a run of it."""
+    stories = scene.ledger.stories
+    runs = [(stories[run.job_id], story) for story in scene.stories() if (run := parse(story.job_id)) is not None]
+    return scene.any((job, run) for job, run in runs if len(job.defined) == len(run.defined) == 1 and where(job, run))
+
+
+def _is_asked_for(job: Story, overlap: str) -> bool:
+    return all(enqueue.recurrence is not None and enqueue.recurrence["overlap"] == overlap for enqueue in job.enqueues)
+
+
+def _knows_no_queue(job: Story) -> bool:
+    """Whether no slot of it may have waited its turn, which is gone untold when the job is cancelled."""
+    return not any(enqueue.recurrence is not None and enqueue.recurrence["overlap"] == "QUEUE" for enqueue in job.enqueues)
+
+
+def _erase(scene: Scene, run: Story) -> None:
+    scene.drop(*run.defined, *run.cancels, *run.redrives, *run.drops, *_of(run))
+
+
+@breaks("EverySlotOnce", recurring=3)
+def a_slot_passed_over(scene: Scene) -> None:
+    job, run = _slot(scene, lambda job, run: _knows_no_queue(job))
+    slot_ms = parse(run.job_id).slot_ms  # type: ignore[union-attr]
+    if any(state.slot_ms <= slot_ms and state.phase == Phase.SUCCEEDED for state in job.states):
+        raise NotHere  # beyond the last run nothing is owed
+    _erase(scene, run)
+
+
+@breaks("EverySlotOnce", recurring=3)
+def a_slot_left_out_untold(scene: Scene) -> None:
+    states = (state for state in scene.events(StateWritten) if state.left_out > 0)
+    state = scene.any(state for state in states if _knows_no_queue(scene.ledger.stories[state.job_id]))
+    scene.change(state, left_out=state.left_out - 1)
+
+
+@breaks("EverySlotOnce", recurring=3)
+def a_slot_told_as_left_out_that_was_run(scene: Scene) -> None:
+    job, _ = _slot(scene)
+    state = scene.any(state for state in job.states if state.phase == Phase.WAITING)
+    scene.change(state, left_out=state.left_out + 20)
+
+
+@breaks("EverySlotOnce", "SlotsMatched", "NoPhantom", recurring=3)
+def a_slot_handed_out_again_after_a_rebuild(scene: Scene) -> None:
+    _, run = _slot(scene)
+    scene.add(run.defined[0]._replace(at_ms=run.defined[0].at_ms + 1))
+
+
+@breaks("EverySlotOnce", "OneOutcome", recurring=3)
+def a_slot_handed_out_after_the_end(scene: Scene) -> None:
+    job, run = _slot(scene)
+    states = [state for state in job.states if state.offset < run.defined[0].offset and state.phase == Phase.WAITING]
+    if not states:
+        raise NotHere
+    scene.change(states[-1], phase=Phase.SUCCEEDED)
+
+
+@breaks("EverySlotOnce", recurring=3)
+def a_slot_left_out_though_nothing_went_on(scene: Scene) -> None:
+    job, run = _slot(scene, lambda job, run: _is_asked_for(job, "SKIP"))
+    before, after = next((b, a) for b, a in pairwise(job.states) if a.at_ms == run.defined[0].at_ms and a.attempt > b.attempt)
+    if before.phase != Phase.WAITING or after.left_out:
+        raise NotHere
+    _erase(scene, run)
+    scene.change(after, left_out=1)
+
+
 # --- CancelledStays
 
 
@@ -1009,7 +1082,7 @@ def paused_though_nobody_asked(scene: Scene) -> None:
 
 def _spoilt(mutation: Mutation) -> Iterator[list[Event]]:
     for seed in range(SEEDS):
-        scene = Scene(seed, mutation.faults)
+        scene = Scene(seed, mutation.faults, mutation.recurring)
         try:
             mutation.mutate(scene)
         except NotHere:

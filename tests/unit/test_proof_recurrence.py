@@ -52,13 +52,21 @@ def broken(events: list[Event]) -> set[str]:
     return {violation.invariant for violation in judge(events, PLAN).violations}
 
 
-@pytest.mark.parametrize("recurrence", [every(STEP_MS), every_after(STEP_MS), every(STEP_MS, overlap="REPLACE")])
+@pytest.mark.parametrize(
+    "recurrence", [every(STEP_MS, runs_max=3), every_after(STEP_MS, runs_max=3), every(STEP_MS, overlap="REPLACE", runs_max=3)]
+)
 def test_runs_are_asked_for_by_asking_for_their_job(recurrence: Recurrence) -> None:
     events = lived(recurrence)
     assert broken(events) == set()
     events.append(StateWritten(FIRST_MS + 90_000, 0, 900, "r", 1, "SUCCEEDED", 0, FIRST_MS + 20_000, 3))
     assert broken(events) == set()
     assert [from_line(to_line(event)) for event in events] == events
+
+
+def test_a_recurring_job_that_ends_though_slots_are_left_is_found() -> None:
+    end = StateWritten(FIRST_MS + 90_000, 0, 900, "r", 1, "SUCCEEDED", 0, FIRST_MS + 20_000, 3)
+    assert broken([*lived(every(STEP_MS)), end]) == {"EverySlotOnce"}
+    assert broken([*lived(every(STEP_MS, runs_max=4)), end]) == {"EverySlotOnce"}
 
 
 def test_a_run_may_give_way_only_where_that_was_asked_for() -> None:

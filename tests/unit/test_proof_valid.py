@@ -20,10 +20,10 @@ def _found(report: Report) -> list[str]:
     return [*map(str, report.violations), *report.shortcomings]
 
 
-@given(SEEDS, st.integers(1, 25), st.integers(1, 3), st.booleans())
+@given(SEEDS, st.integers(1, 25), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 @settings(max_examples=150, deadline=None)
-def test_a_faithful_history_passes(seed: int, jobs: int, partitions: int, faults: bool) -> None:
-    report = judge(Faithful(Random(seed), jobs, partitions, faults).run(), PLAN)
+def test_a_faithful_history_passes(seed: int, jobs: int, partitions: int, faults: bool, recurring: int) -> None:
+    report = judge(Faithful(Random(seed), jobs, partitions, faults, recurring).run(), PLAN)
     # A few jobs may all have been refused, or cancelled: then the run proves nothing, rightly.
     assert [str(violation) for violation in report.violations] == []
     assert set(report.shortcomings) <= {"no handler ever began"}

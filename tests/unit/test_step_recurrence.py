@@ -318,6 +318,20 @@ def test_runs_that_do_not_fit_into_a_step_are_handed_out_by_the_next_one() -> No
     assert world.left_out() == (0, 0)
 
 
+@pytest.mark.parametrize("overlap, left_out, slots", [(Overlap.SKIP, 6, [0]), (Overlap.QUEUE, 5, [0, 60])])
+def test_slots_that_have_no_room_are_counted_also_where_few_runs_are_left(overlap: str, left_out: int, slots: list[int]) -> None:
+    """An hour of nobody, in which the first run went on."""
+    world = World()
+    world.step(schedule(every(10 * MINUTE_MS, misfire=Misfire.ALL, overlap=overlap, runs_max=3)))
+    world.settle()
+    world.now_ms = at(62)
+    world.settle()
+    world.end(run(0))
+    world.settle()
+    assert (world.slots(), world.left_out()) == ([at(slot) for slot in slots], (0, left_out))
+    assert world.phase() == Phase.WAITING
+
+
 # --- T12: while a run goes on ---
 
 
@@ -767,6 +781,31 @@ def test_a_job_that_is_over_and_defined_anew_with_its_anchor_does_not_begin_in_t
     world.step(schedule(every(10 * MINUTE_MS, runs_max=2), created_ms=at(55), on_conflict=OnConflict.REPLACE))
     world.run_until(at(90))
     assert (world.slots(), world.phase(), world.left_out()) == ([at(0), at(60)], Phase.SUCCEEDED, (0, 0))
+
+
+def test_the_slot_that_a_job_waits_for_is_not_kept_where_the_new_definition_begins_later() -> None:
+    """EVERY_AFTER keeps it else; but no slot lies before `start_ms`."""
+    world = World()
+    world.step(schedule(every_after(10 * MINUTE_MS)))
+    world.settle()
+    world.end(run(0))
+    world.now_ms = at(2)
+    world.step(schedule(every_after(10 * MINUTE_MS, start_ms=at(15)), created_ms=at(2), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(20))
+    assert world.slots() == [at(0), at(15)]
+
+
+@pytest.mark.parametrize("before", [cancel(), schedule(every(HOUR_MS, jitter_ms=1), created_ms=at(5), on_conflict=OnConflict.REPLACE)])
+def test_slots_since_a_definition_was_made_are_its_own_also_where_nobody_was_there_then(before: Schedule | Cancel) -> None:
+    """Its owner takes in both commands half an hour later, in one step: it had looked at none of these slots."""
+    world = World()
+    world.step(schedule(every(HOUR_MS)))
+    world.settle()
+    world.end(run(0))
+    world.now_ms = at(35)
+    world.step(before, schedule(every(10 * MINUTE_MS), created_ms=at(6), on_conflict=OnConflict.REPLACE))
+    world.settle()
+    assert (world.slots(), world.left_out()) == ([at(0), at(30)], (2, 0))
 
 
 @pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.QUEUE])

@@ -112,12 +112,14 @@ def look(
         decision = Decision((), 0, 0)
     last_ms = max(queued_ms, *decision.fire[-1:], 0)
     due = tuple(slot_ms for slot_ms in decision.fire if not has_run(slot_ms))
-    if runs_max:
-        due = due[: max(0, runs_max - handed_out - (queued_ms > 0))]
     overlap = recurrence["overlap"]
     room = _room(recurrence, len(going), queued_ms)
-    line = due[max(0, len(due) - room) :]
-    overlapped = len(due) - len(line)
+    runs_left = max(0, runs_max - handed_out - (queued_ms > 0))
+    if runs_max and runs_left <= room:
+        line, overlapped = due[:runs_left], 0  # beyond the last run there are no slots
+    else:
+        line = due[max(0, len(due) - room) :]
+        overlapped = len(due) - len(line)
     if overlap == Overlap.QUEUE:
         line = (queued_ms, *line) if queued_ms else line
         fire, queued_ms = (line[:0], line[0] if line else 0) if going else (line[:1], line[1] if len(line) > 1 else 0)
@@ -177,7 +179,7 @@ def take_over(
     if recurrence["kind"] == before["kind"] == RecurrenceKind.EVERY_AFTER:
         if is_waiting_for_end:
             return Start(pending_ms, queued_ms, 0, handed_out)
-        if pending_ms > decided_ms and not 0 < recurrence["end_ms"] <= pending_ms:
+        if pending_ms > decided_ms and recurrence["start_ms"] <= pending_ms and not 0 < recurrence["end_ms"] <= pending_ms:
             return Start(pending_ms, queued_ms, pending_ms, handed_out)
     next_ms = next_slot_ms(recurrence, anchor_ms, decided_ms)
     return Start(next_ms, queued_ms, next_ms, handed_out)

@@ -80,7 +80,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.overlap import Look, Start, after_end, has_same_slots, look, take_over
+from duewheel.core.overlap import Start, after_end, has_same_slots, look, take_over
 from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms, missed
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.wheel import job_of, timer_key
@@ -312,7 +312,7 @@ class Step:
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
-        left_out: recurring jobs of which slots were left out.
+        left_out: how many slots of which recurring jobs were left out.
         must_listen: there are leases that are over, and outcomes have not been read so far that this is certain.
         size_bytes: of what may be large in all of this: commands, work, errors, results and how attempts ended.
     """
@@ -338,7 +338,7 @@ class Step:
     deaths: list[Death] = field(default_factory=list)
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
-    left_out: dict[str, None] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
@@ -825,18 +825,18 @@ class Step:
             paused = _paused(known, state)
             return paused if goes_on else _given_up(paused, until_ms)
         if state["phase"] != Phase.WAITING or trail is None:
-            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, max(until_ms, state["changed_ms"]), 0)
-        decided_ms, unfit = max(until_ms, min(state["changed_ms"], state["slot_ms"] - 1)), 0
+            return _Before(known.due_ms, recurrence, 0, 0, state["attempt"], False, until_ms, 0)
+        decided_ms, unfit = until_ms, 0
         if state["slot_ms"] <= until_ms:
             is_uncertain = self.catching_up and recurrence["overlap"] != Overlap.ALLOW and self._going(job_id, trail["runs"])
             if not (goes_on and is_uncertain):
                 upto: Recurrence = {**recurrence, "end_ms": min(recurrence["end_ms"] or DUE_MS_MAX, until_ms + 1)}
                 unfit = self._look(job_id, known, upto, state, BATCH_BYTES_MAX)
                 state = self._current(job_id, known)
-            if goes_on and (unfit or is_uncertain):
-                decided_ms, unfit = state["slot_ms"] - 1, 0
         trail = state["trail"]
         assert trail is not None
+        if goes_on and state["phase"] == Phase.WAITING and state["slot_ms"] != trail["queued_ms"]:
+            decided_ms, unfit = state["slot_ms"] - 1, 0  # beyond, or before where it could not decide
         is_waiting_for_end = state["phase"] == Phase.WAITING and not trail["wake_ms"]
         handed_out = state["attempt"]
         return _Before(known.due_ms, recurrence, state["slot_ms"], trail["queued_ms"], handed_out, is_waiting_for_end, decided_ms, unfit)
@@ -872,10 +872,7 @@ class Step:
         trail = state["trail"]
         still_queued = trail["queued_ms"] if trail is not None and known.recurrence is not None else 0
         overlapped = int(0 < before.queued_ms != still_queued)
-        self.counts.slots_missed += before.unfit
-        self.counts.slots_overlapped += overlapped
-        if before.unfit or overlapped:
-            self.left_out[job_id] = None
+        self._leave_out(job_id, before.unfit, overlapped)
 
     def _look(self, job_id: str, known: Defined, recurrence: Recurrence, state: State, size_bytes_max: int) -> int:
         """Hands out runs for the slots whose time has come, as far as they fit, and lets the job wait for the next one.
@@ -899,7 +896,8 @@ class Step:
             fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
             has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
-        self._count(job_id, found)
+        self.counts.slots_fired += len(found.fire)
+        self._leave_out(job_id, found.missed, found.overlapped)
         runs = [*going, *found.fire][-RUNS_KEPT_MAX:]
         slot_ms = found.pending_ms or found.queued_ms or max(slot_ms, *found.fire, 0)
         changes: Any = {"slot_ms": slot_ms, "attempt": handed_out + len(found.fire)}
@@ -912,12 +910,11 @@ class Step:
             self._resume(job_id, known, recurrence)  # where all of these runs are over already
         return found.unfit
 
-    def _count(self, job_id: str, found: Look) -> None:
-        self.counts.slots_fired += len(found.fire)
-        self.counts.slots_missed += found.missed
-        self.counts.slots_overlapped += found.overlapped
-        if found.missed or found.overlapped:
-            self.left_out[job_id] = None
+    def _leave_out(self, job_id: str, missed: int, overlapped: int) -> None:
+        self.counts.slots_missed += missed
+        self.counts.slots_overlapped += overlapped
+        if missed or overlapped:
+            self.left_out[job_id] = self.left_out.get(job_id, 0) + missed + overlapped
 
     def _await(
         self, job_id: str, state: State, wake_ms: int, runs: list[int], queued_ms: int = 0, *, is_finished: bool = False, **changes: Any

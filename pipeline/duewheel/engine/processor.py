@@ -341,7 +341,7 @@ class Processor:
         for batch in batches:
             self._counts.add(batch.step.counts)
             if batch.step.left_out and len(self._left_out) < _JOBS_NAMED_MAX:
-                self._left_out |= batch.step.left_out
+                self._left_out |= dict.fromkeys(batch.step.left_out)
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
         damage = None
         for batch in batches:

@@ -47,6 +47,7 @@ class EnqueueInvoked(NamedTuple):
         created_ms: as in the command. Tells commands for the same job and time apart; so it must be given where a job id is used twice.
         replaces: whether it is to redefine a job that is known.
         recurrence: where it is to run again and again. Its runs are told as jobs of their own, that nobody asks for.
+        rejects: whether it is to be refused, which leaves a dead letter, where the job is known.
     """
 
     at_ms: int
@@ -57,6 +58,7 @@ class EnqueueInvoked(NamedTuple):
     limits: Limits | None = None
     replaces: bool = False
     recurrence: Recurrence | None = None
+    rejects: bool = False
 
 
 class CancelInvoked(NamedTuple):
@@ -150,6 +152,9 @@ class StateWritten(NamedTuple):
     Attributes:
         phase: of `core.model.Phase`.
         wake_ms: of its trail, 0 where it has none: when the next attempt may begin, or the lease ends.
+        changed_ms: as in the record, by its owner's clock.
+        queued_ms: of a recurring job, the slot that waits for what goes on; 0 for none.
+        left_out: for how many slots of a recurring job its owner decided, with this record, that they are not run; -1 where nobody knows.
     """
 
     at_ms: int
@@ -163,6 +168,9 @@ class StateWritten(NamedTuple):
     attempt: int = 0
     crashes: int = 0
     wake_ms: int = 0
+    changed_ms: int = 0
+    queued_ms: int = 0
+    left_out: int = -1
 
 
 class Answered(NamedTuple):

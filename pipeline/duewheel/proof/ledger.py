@@ -378,7 +378,7 @@ def _log(story: Story, run: Callable[[int, int], Run]) -> list[int]:
     last: StateWritten | None = None
     for record in records:
         if isinstance(record, StateWritten):
-            if last is not None and is_ended and record.offset in answering and record[4:] == last[4:]:
+            if last is not None and is_ended and record.offset in answering and record[4:-1] == last[4:-1]:
                 continue  # written once more, for what it answers
             last = record
             run(life, record.generation).states.append(record)

@@ -3,6 +3,7 @@
 outcomes.py   nothing is lost, invented, or ended twice
 times.py      nothing is early, and nothing late without an excuse
 fencing.py    tokens rise, and each dispatch is started once
+slots.py      every slot of a recurring job is run once, or told as left out
 failures.py   what is cancelled, dead, crashing or silent is treated as it must be
 changes.py    what is asked to change is answered once, and what is paused does not start
 logs.py       offsets, backlogs, and that all witnesses know the same
@@ -18,6 +19,7 @@ from duewheel.proof.invariants.failures import CancelledStays, CrashLimit, Heard
 from duewheel.proof.invariants.fencing import StartedOnce, TokensRise
 from duewheel.proof.invariants.logs import BacklogDrains, OffsetsRise, WitnessesAgree
 from duewheel.proof.invariants.outcomes import NoLoss, NoPhantom, OneOutcome, SlotsMatched
+from duewheel.proof.invariants.slots import EverySlotOnce
 from duewheel.proof.invariants.times import NeverEarly, Punctual
 
 INVARIANTS: Final[tuple[Invariant, ...]] = (
@@ -29,6 +31,7 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
     TokensRise(),
     StartedOnce(),
     SlotsMatched(),
+    EverySlotOnce(),
     CancelledStays(),
     OffsetsRise(),
     WitnessesAgree(),

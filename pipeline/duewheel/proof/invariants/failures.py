@@ -10,7 +10,7 @@ from typing import Final
 from duewheel.core import trail as trails
 from duewheel.core.model import Phase, Result
 from duewheel.core.step import Reason
-from duewheel.proof.history import ChangeInvoked, DeadLettered, Dispatched, RedriveInvoked, RunDied
+from duewheel.proof.history import ChangeInvoked, DeadLettered, Dispatched, EnqueueInvoked, RedriveInvoked, RunDied
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.ledger import Ledger, Run, Story
 
@@ -60,7 +60,8 @@ class CancelledStays(Invariant):
 class OneDeadLetter(Invariant):
     """Each record that cannot be read or is refused leaves one dead letter, and nothing else does; each run that dies is buried once.
 
-    A redrive may be refused by the rules, and so may an update. A death whose job was redefined meanwhile is none.
+    A redrive may be refused by the rules, and so may an update, and a command that asks for it where its job is known. A death whose job
+    was redefined meanwhile is none.
     """
 
     title = "dead letters"
@@ -112,10 +113,13 @@ class OneDeadLetter(Invariant):
 
 
 def _refusable(ledger: Ledger) -> set[tuple[int, int] | str | None]:
-    """Redrives and updates that may have been refused: where they are stored, or of which job they are where nobody knows."""
+    """Redrives and updates that may have been refused, and what asked to be where its job is known: where they are stored, or of which job
+    they are where nobody knows.
+    """
     found: set[tuple[int, int] | str | None] = set()
     for story in ledger.stories.values():
-        commands: list[RedriveInvoked | ChangeInvoked] = [*story.redrives, *story.redefines]
+        rejecting = [enqueue for enqueue in story.enqueues if enqueue.rejects]
+        commands: list[RedriveInvoked | ChangeInvoked | EnqueueInvoked] = [*story.redrives, *story.redefines, *rejecting]
         for command in commands:
             answer = ledger.acknowledged(command.call)
             found.add(story.job_id if answer is None else (answer.partition, answer.offset))

@@ -42,8 +42,8 @@ class NoLoss(Invariant):
     def _undefined(self, ledger: Ledger, story: Story) -> Iterator[Violation]:
         """Commands that were acknowledged and are in no definition.
 
-        One that does not replace may have found the job known. And one that was replaced in the transaction that would have written it
-        leaves a gap in the generations, nothing else.
+        One that does not replace may have found the job known; one that asks to be refused then was refused. And one that was replaced in
+        the transaction that would have written it leaves a gap in the generations, nothing else.
         """
         if len(story.enqueues) == 1 and story.defined:
             return  # told in full by the definition there is, or else NoPhantom finds one that nobody asked for
@@ -54,7 +54,10 @@ class NoLoss(Invariant):
         gaps = sum(run.generation for run in story.runs if run.is_newest) - len(story.defined)
         for enqueue in story.enqueues:
             answer = ledger.acknowledged(enqueue.call)
-            if answer is None or (enqueue.due_ms, enqueue.created_ms) in defined or (story.defined and not enqueue.replaces):
+            if answer is None or (enqueue.due_ms, enqueue.created_ms) in defined:
+                continue
+            was_refused = enqueue.rejects and (answer.partition, answer.offset) in ledger.dead_letter_places
+            if was_refused or (story.defined and not enqueue.replaces and not enqueue.rejects):
                 continue
             gaps -= 1
             if gaps >= 0:
@@ -147,10 +150,13 @@ class NoPhantom(Invariant):
     def _no_slot(self, ledger: Ledger, story: Story, run: RunId) -> Iterator[Violation]:
         recurring = ledger.stories.get(run.job_id)
         asked = [] if recurring is None else [e for e in recurring.enqueues if e.recurrence is not None and not ledger.refused(e.call)]
+        anchors = [] if recurring is None else [c.due_ms for c in recurring.redefines if c.due_ms and not ledger.refused(c.call)]
         for record in story.defined:
             if recurring is not None and is_run_beside(ledger, recurring, run.slot_ms):
                 continue
-            if not any(e.recurrence and _is_slot(e.recurrence, e.due_ms, run, record.due_ms) for e in asked):
+            if not any(
+                e.recurrence and _is_slot(e.recurrence, due_ms, run, record.due_ms) for e in asked for due_ms in (e.due_ms, *anchors)
+            ):
                 sentence = f"run {story.job_id!r} was defined for {record.due_ms}, which is no slot of what was asked for as {run.job_id!r}"
                 yield self.broken(story.job_id, sentence, record)
 
