@@ -21,7 +21,7 @@ from duewheel.core.differences import Difference, Unjudged
 from duewheel.core.errors import RejectedJob
 from duewheel.core.judgement import judge
 from duewheel.core.model import Change, Outcome, Schedule, State
-from duewheel.core.step import Defined, Step, timer_ms
+from duewheel.core.step import ADMITTED, Defined, Step, timer_ms
 from duewheel.core.store_audit import DEFINITION, PROGRESS, STATE, StoreAudit
 from duewheel.core.wheel import timer_key
 
@@ -33,7 +33,7 @@ def schedule(job_id: str, due_ms: int = START_MS, **fields: Any) -> Schedule:
     """A Schedule; `fields` are its own."""
     work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
     record: dict[str, Any] = {"job_id": job_id, "due_ms": due_ms, "created_ms": START_MS, "on_conflict": "IGNORE", "retention_ms": HOUR_MS}
-    return cast(Schedule, record | {"queue": "default", "limits": None, "recurrence": None, "work": work} | fields)
+    return cast(Schedule, record | {"queue": "default", "limits": None, "recurrence": None, "delivery": None, "work": work} | fields)
 
 
 def outcome(job_id: str, token: int, result: str, **fields: Any) -> Outcome:
@@ -121,6 +121,7 @@ class Life:
     Attributes:
         logs: what was written.
         values: the changelog's fold, as a local store has it; `timers`: its timers.
+        takes: whether topics take the records that are to be delivered to them.
         last_token: the highest that was given.
     """
 
@@ -130,6 +131,7 @@ class Life:
         self.values: dict[bytes, bytes] = {}
         self.timers: set[bytes] = set()
         self.has_queue = True
+        self.takes = ADMITTED
         self.last_token = 0
 
     # --- the view of a step ---
@@ -204,6 +206,7 @@ class Life:
     def step(self, obey: Callable[[Step], None]) -> None:
         step = Step(self, 0, self.last_token, self.now_ms, has_queue=lambda queue: self.has_queue, heard_ms=self.now_ms)
         step.splice_schedule, step.revise_schedule = codec.splice_schedule, codec.revise_schedule
+        step.may_deliver, step.read_content = lambda lane, job_id, generation: self.takes, codec.decode_content
         obey(step)
         step.fire(sorted(timer for timer in self.timers if timer < timer_key(self.now_ms + 1, "")))
         self.last_token = step.token

@@ -33,7 +33,7 @@ def dead_run(job_id: str, token: int, **fields: Any) -> DeadRun:
         "policy": None,
     }
     schedule: dict[str, Any] = {"job_id": job_id, "due_ms": DIED_MS - 9_000, "created_ms": DIED_MS - 9_500, "on_conflict": "IGNORE"}
-    schedule |= {"retention_ms": 86_400_000, "queue": "mail", "limits": None, "recurrence": None, "work": work}
+    schedule |= {"retention_ms": 86_400_000, "queue": "mail", "limits": None, "recurrence": None, "delivery": None, "work": work}
     trail: dict[str, Any] = {"wake_ms": 0, "lease_ms": 0, "first_ms": DIED_MS - 9_000, "output": None}
     trail |= {
         "endings": [ending(attempt, token - 5 + attempt) for attempt in range(1, 6)],

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import BrokerUnavailable, TopicMissing
-from duewheel.core.model import Dispatch, Limits, OnConflict, Outcome, Recurrence, Result, Schedule
+from duewheel.core.model import Delivery, Dispatch, Limits, OnConflict, Outcome, Recurrence, Result, Schedule
 from duewheel.core.topology import Topology, partition_of
 from duewheel.engine.partition import Stage
 from duewheel.engine.processor import Processor
@@ -25,7 +25,13 @@ START_MS = 1_900_000_000_000
 
 
 class World:
-    """The cluster: logs by topic and partition, the group's offsets, topics, those that refuse records, and names that cannot be fenced."""
+    """The cluster: logs by topic and partition, the group's offsets, topics, those that refuse records, and names that cannot be fenced.
+
+    Attributes:
+        refusing: topics that take no records.
+        takes: whether a topic takes this record, by topic, key and value.
+        aborted: how many transactions were.
+    """
 
     def __init__(self) -> None:
         self.now_ms = START_MS
@@ -35,7 +41,11 @@ class World:
         self.topics |= dict.fromkeys((TOPOLOGY.dead_letter, TOPOLOGY.control), 1)
         self.unfenceable: set[str] = set()
         self.refusing: set[str] = set()
+        self.takes: Callable[[str, bytes | None, bytes | None], bool] = lambda topic, key, value: True
         self.transaction_bytes: list[int] = []
+        self.aborted = 0
+        # Of each of two producers, partitions where the sequence numbers that it will go on with lie behind those that were refused.
+        self.gaps: tuple[set[tuple[str, int]], set[tuple[str, int]]] = (set(), set())
 
     def log(self, topic: str, partition: int) -> list[tuple[bytes, bytes | None]]:
         return self.logs.setdefault((topic, partition), [])
@@ -180,9 +190,22 @@ class Output:
         return self
 
     def settle(self) -> None:
-        if refused := self._world.refusing & {topic for topic, _, _, _ in self._records}:
-            raise TransactionAborted(f"a record for {min(refused)} failed")
-        self._world.transaction_bytes.append(sum(len(value or b"") for _, value, _, _ in self._records))
+        world = self._world
+        gaps = world.gaps[(len(world.transaction_bytes) + world.aborted) % 2]
+        touched = {(topic, partition) for topic, _, _, partition in self._records}
+        if found := gaps & touched:
+            gaps -= found
+            world.aborted += 1
+            raise TransactionAborted(f"out of order sequence number at {min(found)}")
+        refused = [
+            (r[0], r[3], r[0] not in world.refusing) for r in self._records if r[0] in world.refusing or not world.takes(r[0], r[2], r[1])
+        ]
+        if refused:
+            topic, partition, is_by_value = refused[0]
+            gaps.add((topic, partition))
+            world.aborted += 1
+            raise TransactionAborted(f"a record for {topic} failed", is_by_value=is_by_value)
+        self._world.transaction_bytes.append(sum(len(value or b"") + len(key or b"") for _, value, key, _ in self._records))
         for topic, value, key, partition in self._records:
             self._world.log(topic, partition).append((key, value))
         for offsets in self._offsets.values():
@@ -232,27 +255,41 @@ class Memory:
 class Instance:
     """A processor with empty stores that is given partitions, and driven."""
 
-    def __init__(self, world: World, *partitions: int, open_store: Callable[[int], Memory] = lambda number: Memory()) -> None:
+    def __init__(
+        self,
+        world: World,
+        *partitions: int,
+        open_store: Callable[[int], Memory] = lambda number: Memory(),
+        may_deliver_to: Callable[[str], bool] = lambda topic: False,
+        avro: Any = codec,
+    ) -> None:
         self.world = world
+        self.stores: dict[int, Memory] = {}
+        self._open_store = open_store
         self.intake = Reader(world, TOPOLOGY.intake)
         self.processor = Processor(
             topology=TOPOLOGY,
             clock=world,
-            codec=codec,
+            codec=avro,
             cluster=world,
             intake=self.intake,
             outcomes=Reader(world, TOPOLOGY.outcomes),
             changelog=Reader(world, TOPOLOGY.state),
             output=cast(Any, Output(world)),
-            open_store=open_store,
+            open_store=self._open,
             close_stores=lambda: None,
             partition_of=partition_of,
             sleep=lambda seconds: None,
             broker_timeout_ms=300_000,
+            may_deliver_to=may_deliver_to,
         )
         if partitions:
             self.assign(*partitions)
             assert set(self.processor.stages.values()) == {Stage.ACTIVE}
+
+    def _open(self, number: int) -> Memory:
+        store = self.stores[number] = self._open_store(number)
+        return store
 
     def assign(self, *partitions: int, turns: int = 10) -> None:
         self.intake.events.append(lambda: self.processor.assigned(partitions))
@@ -273,6 +310,7 @@ def schedule(
     limits: Limits | None = None,
     recurrence: Recurrence | None = None,
     on_conflict: OnConflict = OnConflict.IGNORE,
+    delivery: Delivery | None = None,
 ) -> None:
     """Puts a schedule into the intake log."""
     record: Schedule = {
@@ -284,6 +322,7 @@ def schedule(
         "queue": queue,
         "limits": limits,
         "recurrence": recurrence,
+        "delivery": delivery,
         "work": {"task": "t", "content_type": "application/octet-stream", "payload": payload, "headers": {}, "policy": None},
     }
     command(world, job_id, codec.encode_schedule(record))

@@ -21,8 +21,8 @@ from duewheel.core.errors import RejectedJob
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.model import Action, Change, Limits, OnConflict, Outcome, Phase, Reach, Result, Schedule, State
 from duewheel.core.run_ids import home, parse
+from duewheel.core.step import ADMITTED, Admission, Dispatching, Step
 from duewheel.core.step import Defined as Known
-from duewheel.core.step import Dispatching, Step
 from duewheel.core.wheel import due_of
 from duewheel.proof.history import (
     Acknowledged,
@@ -35,6 +35,7 @@ from duewheel.proof.history import (
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     Dispatched,
     DropInvoked,
     Effect,
@@ -69,6 +70,9 @@ PLAN: Final = Plan(punctual_ms=200, recovery_ms=8_000, cancel_ahead_ms=200, ackn
 _PROCESSORS: Final = "processors"
 _WORKERS: Final = "workers"
 _DISPATCH_PARTITIONS: Final = 2
+_OUT: Final = "out"
+_DELIVERED: Final = 6  # every so many jobs are records to deliver
+_REFUSED: Final = "job-17"
 _RETENTION_MS: Final = 3_000
 _LEASE_MS: Final = 400
 _FINAL: Final = {Result.SUCCEEDED: 70, Result.RETRY: 10, Result.SNOOZED: 3, Result.FAILED: 6, Result.DISCARDED: 3}
@@ -251,6 +255,7 @@ class Owner:
             world.later(5, self.step)
         step = Step(self, self.number, self.token, world.now_ms, heard_ms=heard_ms)
         step.revise_schedule, step.splice_schedule = self._revise, lambda *fields: repr(fields).encode()
+        step.may_deliver, step.read_content = self._may_deliver, lambda work: (work, {})
         for _, apply in (*taken, *self.intake):
             apply(step)
         self._reading += len(self.intake)
@@ -260,6 +265,12 @@ class Owner:
             fired.append(heappop(self._timers))
         step.fire(fired)
         self._commit(step)
+
+    def _may_deliver(self, lane: str, job_id: str, generation: int) -> Admission:
+        """The topic is away now and then, and never takes one of them."""
+        if job_id == _REFUSED:
+            return Admission(refused="it is too large")
+        return Admission(wait_ms=50) if self.world.now_ms % 1_000 < 200 else ADMITTED
 
     def encode(self, record: Schedule) -> bytes:
         """What stands for the bytes of a command."""
@@ -279,7 +290,7 @@ class Owner:
             if known is not None:
                 run = parse(job_id)
                 created_ms = self.records[known.command]["created_ms"] if run is None else run.slot_ms
-                told = (job_id, known.generation, known.due_ms, created_ms, known.recurrence)
+                told = (job_id, known.generation, known.due_ms, created_ms, known.recurrence, known.delivery is not None)
                 world.tell(Defined(now_ms, self.number, world.append("state", self.number), *told))
         for job_id, state in step.states.items():
             self.states[job_id] = self.changelog[job_id] = state
@@ -291,6 +302,9 @@ class Owner:
         self.letters.clear()
         for sent in step.dispatches:
             world.dispatch(self, sent)
+        for record in step.deliveries:
+            where = (_OUT, 0, world.append(_OUT, 0))
+            world.tell(Delivered(now_ms, *where, record.job_id, record.slot_ms, record.token))
         for key in step.timers_set:
             heappush(self._timers, key)
             world.later(max(0, due_of(key) - now_ms) + world.random.randrange(20), self.step)
@@ -328,12 +342,14 @@ class Producer:
         created_ms = world.now_ms * 1_000 + world.number() % 1_000  # each command has its own
         limits: Limits | None = world.limits.setdefault(self.job_id, self._limits(due_ms))
         call = f"call-{world.number()}"
-        world.tell(EnqueueInvoked(world.now_ms, call, self.job_id, due_ms, created_ms, limits, replaces))
+        delivers = self.job_id.startswith("job-") and int(self.job_id[4:]) % _DELIVERED == _DELIVERED - 1
+        delivery = {"topic": _OUT, "key": None, "tombstone": False} if delivers else None
+        world.tell(EnqueueInvoked(world.now_ms, call, self.job_id, due_ms, created_ms, limits, replaces, delivers=delivery is not None))
 
         def apply(step: Step, offset: int) -> None:
             on_conflict = OnConflict.REPLACE if replaces else OnConflict.IGNORE
             record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
-            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": limits, "recurrence": None}
+            record |= {"queue": "default", "retention_ms": _RETENTION_MS, "limits": limits, "recurrence": None, "delivery": delivery}
             record["work"] = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None}
             step.schedule(record, b"work", self.owner.encode(record), offset)
 
@@ -477,7 +493,7 @@ class Recurring(Producer):
 
         def apply(step: Step, offset: int) -> None:
             record: Any = {"job_id": self.job_id, "due_ms": due_ms, "created_ms": created_ms, "on_conflict": on_conflict}
-            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": None, "recurrence": recurrence}
+            record |= {"queue": "q", "retention_ms": _RETENTION_MS, "limits": None, "recurrence": recurrence, "delivery": None}
             record["work"] = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None}
             try:
                 step.schedule(record, b"work", self.owner.encode(record), offset)

@@ -31,6 +31,7 @@ SCHEDULE: Final[Schedule] = {
     "queue": "default",
     "limits": None,
     "recurrence": None,
+    "delivery": None,
     "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {"a": "b", "c": "d"}, "policy": None},
 }
 VALUE: Final = codec.encode_schedule(SCHEDULE)

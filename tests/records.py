@@ -70,6 +70,7 @@ recurrences = st.one_of(
         }
     ),
 )
+deliveries = st.one_of(st.none(), st.fixed_dictionaries({"topic": texts, "key": st.one_of(st.none(), blobs), "tombstone": st.booleans()}))
 terms = st.one_of(
     st.none(), st.fixed_dictionaries({"crashes": counts, "is_last_life": st.booleans(), "expires_ms": spans, "deadline_ms": spans})
 )
@@ -92,6 +93,7 @@ schedules = st.fixed_dictionaries(
         "queue": st.one_of(st.just("default"), texts),
         "limits": limits,
         "recurrence": recurrences,
+        "delivery": deliveries,
         "work": works,
     }
 )

@@ -25,6 +25,7 @@ from duewheel.proof.history import (
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     Dispatched,
     Event,
     Forgotten,
@@ -52,6 +53,10 @@ def event_of(record: Record, topology: Topology) -> Event | None:
         crashes = d["terms"]["crashes"] if d["terms"] else 0
         where = (record.timestamp()[1], topic, record.partition(), record.offset())
         return Dispatched(*where, d["timer_partition"], d["job_id"], d["generation"], d["token"], d["attempt"], d["slot_ms"], crashes)
+    headers = dict(record.headers() or ())
+    if job_id := headers.get("duewheel-job-id"):
+        slot_ms, token = (int(headers[name] or b"") for name in ("duewheel-slot-ms", "duewheel-token"))
+        return Delivered(record.timestamp()[1], topic, record.partition(), record.offset(), job_id.decode(), slot_ms, token)
     return None
 
 
@@ -146,7 +151,8 @@ def _of_state(record: Record) -> Event | None:
     if kind == DEFINITION and value is not None:
         definition = codec.decode_definition(value)
         schedule = definition["schedule"]
-        return Defined(*where, definition["generation"], schedule["due_ms"], schedule["created_ms"], schedule["recurrence"])
+        told = (definition["generation"], schedule["due_ms"], schedule["created_ms"], schedule["recurrence"])
+        return Defined(*where, *told, schedule["delivery"] is not None)
     if kind == STATE and value is None:
         return Forgotten(*where)
     if kind == STATE and value is not None:

@@ -77,8 +77,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "processor.batch_aborted": Event("A transaction left nothing; its inputs are read again.", ("error",)),
     "processor.queue_doubted": Event(
         "Transactions fail whenever they have dispatches for this queue; its jobs wait, and it is tried again. Does its topic take records "
-        "of this size, from this user?",
-        ("queue", "rest_ms"),
+        "of this size, from this user? Of a topic that records are delivered to, '>' and its name, this job is why: the topic may take "
+        "others; refused again and again, the job is dead.",
+        ("queue", "rest_ms", "job_id", "error"),
     ),
     "processor.queue_trusted": Event("A queue that was doubted took its dispatches.", ("queue",)),
     "processor.batch_unknown": Event("Nobody knows whether a transaction was committed; the cluster is asked.", ("error",)),

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from duewheel.core.errors import EnvironmentFailure
-from duewheel.core.model import DeadLetter, DeadRunClosed, Dispatch, Limits, Outcome, Progress, Schedule, State, Stop, Terms
+from duewheel.core.model import DeadLetter, DeadRunClosed, Delivery, Dispatch, Limits, Outcome, Progress, Schedule, State, Stop, Terms
 from duewheel.core.step import Defined
 
 
@@ -46,7 +46,15 @@ class Offset(NamedTuple):
 
 
 class TransactionAborted(Exception):
-    """The transaction left nothing visible. The same batch may be tried again from the last committed positions."""
+    """The transaction left nothing visible. The same batch may be tried again from the last committed positions.
+
+    Attributes:
+        is_by_value: the brokers refused a record for what it is, its size or its form; tried again, it will be refused again.
+    """
+
+    def __init__(self, message: str, *, is_by_value: bool = False) -> None:
+        super().__init__(message)
+        self.is_by_value = is_by_value
 
 
 class TransactionUnknown(Exception):
@@ -309,7 +317,15 @@ class Codec(Protocol):
         """An encoded Schedule, revised: as a record, its work encoded, and all of it encoded."""
 
     def splice_schedule(
-        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+        self,
+        job_id: str,
+        due_ms: int,
+        created_ms: int,
+        retention_ms: int,
+        queue: str,
+        limits: Limits | None,
+        delivery: Delivery | None,
+        work: bytes,
     ) -> bytes:
         """The encoded Schedule of a job that runs once, around encoded work."""
 
@@ -334,6 +350,9 @@ class Codec(Protocol):
 
     def peek_definition(self, value: bytes) -> Defined:
         """What the rules need of an encoded Definition, without looking into its work."""
+
+    def decode_content(self, work: bytes) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers of encoded work."""
 
 
 class WorkerCodec(Protocol):

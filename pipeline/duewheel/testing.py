@@ -152,6 +152,8 @@ class _Intake:
     def close(self) -> None: ...
 
     def _run(self, key: bytes, schedule: Schedule, work: bytes) -> Ran:
+        if schedule["delivery"] is not None:  # there is no topic here
+            return Ran(schedule["job_id"], Result.SUCCEEDED, None, None, 0)
         now_ms, limits = max(self._clock.wall_ms(), schedule["due_ms"]), schedule["limits"]
         first_ms = now_ms if limits is not None and limits["total_timeout_ms"] else 0
         terms = trails.terms(limits, trails.begun(None, first_ms), 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -87,6 +87,7 @@ def timer_processor(
     broker_timeout_s: float,
     clock: Clock | None = None,
     schema_registry: str | None = None,
+    deliver_to: Sequence[str] = (),
 ) -> Processor:
     """A timer processor over Kafka, RocksDB, Avro and a clock.
 
@@ -97,6 +98,7 @@ def timer_processor(
         broker_timeout_s: how long the cluster may be away before the processor gives up.
         clock: what time it is; the machine's clock where none is given.
         schema_registry: address of the registry of producers that use Confluent's serializers.
+        deliver_to: patterns of the topics that records may be delivered to (`core.allowed`).
 
     Raises:
         BadConfiguration: a setting has a wrong value.
@@ -111,8 +113,10 @@ def timer_processor(
     from duewheel.adapters.rocks.folder import StateFolder
     from duewheel.adapters.rocks.store import Memory, RocksStore
     from duewheel.adapters.system import SystemClock
+    from duewheel.core.allowed import Allowed
     from duewheel.engine.processor import Processor
 
+    allowed = Allowed(deliver_to, topology.prefix)
     clock = clock or SystemClock()
     codec = record_codec(schema_registry, clock)
     cluster = KafkaCluster(kafka)
@@ -144,6 +148,7 @@ def timer_processor(
             partition_of=partition_of,
             sleep=time.sleep,
             broker_timeout_ms=round(broker_timeout_s * 1000),
+            may_deliver_to=allowed,
         )
         made.pop_all()
     return processor

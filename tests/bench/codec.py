@@ -41,6 +41,7 @@ def schedule(pick: random.Random, headers: int) -> Schedule:
         "queue": "default",
         "limits": None,
         "recurrence": None,
+        "delivery": None,
         "work": work(pick, headers),
     }
 

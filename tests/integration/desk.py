@@ -70,7 +70,7 @@ def schedule(job_id: str, due_ms: int, **fields: Any) -> Schedule:
     """A Schedule; `fields` are its own or its work's."""
     work: dict[str, Any] = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
     record: dict[str, Any] = {"job_id": job_id, "due_ms": due_ms, "created_ms": now_ms(), "on_conflict": "IGNORE", "retention_ms": DAY_MS}
-    record |= {"queue": "default", "limits": None, "recurrence": None, "work": work}
+    record |= {"queue": "default", "limits": None, "recurrence": None, "delivery": None, "work": work}
     for name, value in fields.items():
         (work if name in work else record)[name] = value
     return cast(Schedule, record)
@@ -318,17 +318,24 @@ class Desk:
     # --- processors in this process ---
 
     def processor(
-        self, name: str = "a", clock: Clock | None = None, broker_timeout_s: float = TIMEOUT_S, kafka: KafkaConfig | None = None
+        self,
+        name: str = "a",
+        clock: Clock | None = None,
+        broker_timeout_s: float = TIMEOUT_S,
+        kafka: KafkaConfig | None = None,
+        deliver_to: Sequence[str] = (),
     ) -> Processor:
         """A processor that has asked to join its group."""
-        processor = wiring.timer_processor(kafka or self.kafka, self.topology, self.folder / name, broker_timeout_s, clock)
+        processor = wiring.timer_processor(
+            kafka or self.kafka, self.topology, self.folder / name, broker_timeout_s, clock, deliver_to=deliver_to
+        )
         self._processors.append(processor)
         processor.start()
         return processor
 
-    def active(self, name: str = "a", clock: Clock | None = None) -> Processor:
+    def active(self, name: str = "a", clock: Clock | None = None, deliver_to: Sequence[str] = ()) -> Processor:
         """A processor that is alone and fires all partitions."""
-        processor = self.processor(name, clock)
+        processor = self.processor(name, clock, deliver_to=deliver_to)
         self.drive(processor, until=lambda: is_active(processor))
         return processor
 

@@ -44,7 +44,7 @@ def schedule(desk: Desk, job_id: str, due_ms: int, task: str = "t") -> None:
     work = Work(task=task, content_type="application/json", payload=b'{"to":"ada"}', headers={}, policy=None)
     command = Schedule(
         job_id=job_id, due_ms=due_ms, created_ms=now_ms(), on_conflict="IGNORE", retention_ms=DAY_MS, queue="default", limits=None,
-        recurrence=None, work=work,
+        recurrence=None, delivery=None, work=work,
     )  # fmt: skip
     desk.publish([Raw(job_id.encode(), codec.encode_schedule(command))])
 

@@ -62,6 +62,7 @@ def schedule(job_id: str, due_ms: int) -> Schedule:
         "work": {"task": "t", "content_type": "application/json", "payload": b"{}", "headers": {}, "policy": None},
         "limits": None,
         "recurrence": None,
+        "delivery": None,
     }
 
 

@@ -76,7 +76,7 @@ def _schedule(job_id: str) -> Schedule:
     work = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={}, policy=None)
     return Schedule(
         job_id=job_id, due_ms=T0_MS, created_ms=T0_MS, on_conflict="IGNORE", retention_ms=1_000, queue="default", limits=None,
-        recurrence=None, work=work,
+        recurrence=None, delivery=None, work=work,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from duewheel.core.limits import DAY_MS, MINUTE_MS
 from duewheel.core.model import Action, OnConflict, Result
+from duewheel.core.step import ADMITTED, Admission
 from duewheel.core.store_audit import PROGRESS
 from tests.audit_world import START_MS, DictStore, Life, differences, schedule, store_differences
 
@@ -23,12 +24,16 @@ limits = st.one_of(
         st.sampled_from([0, 1]),
     ),
 )
-schedules = st.tuples(st.just("schedule"), jobs, st.sampled_from([-50, 0, 1, 40, 700]), st.sampled_from(OnConflict), limits)
+DELIVERY: Any = {"topic": "orders", "key": b"k", "tombstone": False}
+deliveries = st.sampled_from([None, None, DELIVERY])
+schedules = st.tuples(st.just("schedule"), jobs, st.sampled_from([-50, 0, 1, 40, 700]), st.sampled_from(OnConflict), limits, deliveries)
 often = [Result.RETRY, Result.STARTED, Result.LOST, Result.FAILED]
 outcomes = st.tuples(st.just("outcome"), jobs, st.sampled_from([*Result, *often, *often]), st.sampled_from([0, 0, 0, -1]), spans)
 waits = st.tuples(st.just("wait"), st.sampled_from([0, 1, 39, 41, 250, 1_000, 3 * MINUTE_MS, 15 * DAY_MS]))
 others = st.one_of(
-    st.tuples(st.sampled_from(["cancel", "redrive", "drop", "forget", "overdue"]), jobs), st.tuples(st.just("queue"), st.booleans())
+    st.tuples(st.sampled_from(["cancel", "redrive", "drop", "forget", "overdue"]), jobs),
+    st.tuples(st.just("queue"), st.booleans()),
+    st.tuples(st.just("topic"), st.sampled_from([ADMITTED, Admission(1), Admission(MINUTE_MS), Admission(refused="no")])),
 )
 changes = st.tuples(
     st.just("change"),
@@ -49,10 +54,10 @@ def live(history: list[tuple[Any, ...]]) -> Life:
     life = Life()
     for number, (kind, *what) in enumerate(history):
         if kind == "schedule":
-            job_id, due_in_ms, on_conflict, bounds = what
+            job_id, due_in_ms, on_conflict, bounds, delivery = what
             due_ms = life.now_ms + due_in_ms
             fields = {"created_ms": life.now_ms + number, "on_conflict": on_conflict, "limits": bounds, "retention_ms": 50}
-            life.command(schedule(job_id, due_ms, **fields))
+            life.command(schedule(job_id, due_ms, delivery=delivery, **fields))
         elif kind == "outcome":
             job_id, result, older, span_ms = what
             life.outcome(job_id, result, token=max(0, life.token(job_id) + older), retry_after_ms=span_ms, lease_ms=span_ms)
@@ -60,6 +65,8 @@ def live(history: list[tuple[Any, ...]]) -> Life:
             life.pass_time(what[0])
         elif kind == "queue":
             life.has_queue = what[0]
+        elif kind == "topic":
+            life.takes = what[0]
         elif kind == "change":
             job_id, (action, given) = what
             life.modify(action, job_id, **given)

@@ -19,6 +19,7 @@ from duewheel.adapters.avro.skim import Skimmer, TooManyValues
 from duewheel.adapters.avro.strict import Reader, encode
 from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX
+from duewheel.core.step import lane
 from tests.malformed import SCHEDULE
 from tests.records import COMMANDS, FUNCTIONS, RECORDS, TIME_MS, TYPES, SloppyWriter, counts, longs, schedules, times
 
@@ -147,12 +148,12 @@ def test_ordinary_jobs_take_the_fast_way(recurrence: Any, policy: Any, expires_m
     limits = None if expires_ms is None else {"expires_ms": expires_ms, "total_timeout_ms": 10**7, "crashes_max": 2}
     terms: Any = limits and {"crashes": 1, "is_last_life": True, "expires_ms": expires_ms, "deadline_ms": TIME_MS}
     schedule: Any = {"job_id": "j" * 63, "due_ms": TIME_MS, "created_ms": TIME_MS, "on_conflict": "REPLACE", "retention_ms": 0}
-    schedule |= {"queue": "q", "limits": limits, "recurrence": recurrence, "work": work}
+    schedule |= {"queue": "q", "limits": limits, "recurrence": recurrence, "delivery": None, "work": work}
     command = codec.encode_schedule(schedule)
     for _ in range(2):  # read, and remembered
         assert fast.decode_command(command)[1] == schedule
         glanced = fast.peek_definition(codec.splice_definition(70, 10**9, command))
-        assert glanced[4:] == (limits, encode_work(work), command, recurrence, 10**9)
+        assert glanced[4:] == (limits, encode_work(work), command, recurrence, 10**9, None)
         dispatch = codec.splice_dispatch(10**9, "j", 70, TIME_MS, 1, 200, TIME_MS, terms, encode_work(work))
         read = fast.decode_dispatch(dispatch)
         assert (read["terms"], read["work"]) == (terms, work)
@@ -246,14 +247,15 @@ def test_a_glance_at_a_definition_sees_what_decoding_sees(schedule: Any, generat
     command = codec.encode_schedule(schedule)
     known = codec.peek_definition(codec.splice_definition(generation, offset, command))
     work = codec.decode_command(command)[2]
-    numbers = (generation, schedule["due_ms"], schedule["queue"], schedule["retention_ms"])
-    assert known == (*numbers, schedule["limits"], work, command, schedule["recurrence"], offset)
+    numbers = (generation, schedule["due_ms"], lane(schedule["queue"], schedule["delivery"]), schedule["retention_ms"])
+    assert known == (*numbers, schedule["limits"], work, command, schedule["recurrence"], offset, schedule["delivery"])
+    assert codec.decode_content(work) == (schedule["work"]["payload"], schedule["work"]["headers"])
 
 
 @given(schedules)
 def test_a_spliced_schedule_is_an_encoded_one(schedule: Any) -> None:
     once: Any = {**schedule, "on_conflict": "IGNORE", "recurrence": None}
-    fields = (once["job_id"], once["due_ms"], once["created_ms"], once["retention_ms"], once["queue"], once["limits"])
+    fields = (once["job_id"], once["due_ms"], once["created_ms"], once["retention_ms"], once["queue"], once["limits"], once["delivery"])
     assert codec.splice_schedule(*fields, encode_work(once["work"])) == codec.encode_schedule(once)
 
 

@@ -53,6 +53,13 @@ def names_up_to(count: int) -> st.SearchStrategy[Any]:
     return mostly(good, st.lists(names, max_size=3), st.just(["x"] * (count + 1)))
 
 
+deliveries = st.fixed_dictionaries(
+    {
+        "topic": mostly(st.sampled_from(["orders", "a.b_c-D"]), st.sampled_from(["", ".", "..", "a b", "x" * 249, "x" * 250])),
+        "key": mostly(st.sampled_from([None, b"", b"k"]), st.sampled_from(["k", b"k" * 4_096, b"k" * 4_097])),
+        "tombstone": mostly(st.just(False), st.booleans()),
+    }
+)
 limits = st.fixed_dictionaries(
     {
         "expires_ms": mostly(
@@ -85,6 +92,7 @@ records = st.fixed_dictionaries(
         "queue": mostly(st.sampled_from(["default", "a.b"]), names),
         "limits": mostly(st.one_of(st.none(), limits)),
         "recurrence": mostly(st.one_of(st.none(), st.sampled_from([every(1_000), every(999), cron("@daily"), cron("0 0 30 2 *")]))),
+        "delivery": mostly(st.one_of(st.none(), deliveries)),
         "work": st.fixed_dictionaries(
             {
                 "task": mostly(st.just("send_email"), names),
@@ -136,7 +144,7 @@ def test_what_is_taken_can_be_sent_and_is_taken_again(record: Any) -> None:
 def test_limits_and_a_policy_that_are_taken_can_be_sent_and_are_taken_again(limits: Any, policy: Any) -> None:
     work = {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": policy}
     record: Any = {"job_id": "j", "due_ms": DUE_MS_MIN, "created_ms": 0, "on_conflict": "IGNORE", "retention_ms": 0, "queue": "q"}
-    record |= {"limits": limits, "recurrence": None, "work": work}
+    record |= {"limits": limits, "recurrence": None, "delivery": None, "work": work}
     assert verdict(record) == by_the_rules(record)
     if verdict(record) is None:
         decoded = codec.decode_command(codec.encode_schedule(record))

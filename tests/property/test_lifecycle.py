@@ -31,9 +31,10 @@ OVERLAY = [
     "size_bytes",
     "must_listen",
 ]
-# A job that runs once never meets FINISHED; tests/unit/test_step_recurrence.py has those that recur. Those that are paused are in
-# tests/unit/test_step_changes.py: a change is answered whatever it finds, and so it never changes nothing.
-ELSEWHERE = {Event.FINISHED, Event.PAUSE, Event.RESUME}
+# A job that workers run once meets neither FINISHED nor DELIVERED; tests/unit/test_step_recurrence.py has those that recur, and
+# tests/unit/test_deliveries.py those without a worker. Those that are paused are in tests/unit/test_step_changes.py: a change is answered
+# whatever it finds, and so it never changes nothing.
+ELSEWHERE = {Event.FINISHED, Event.DELIVERED, Event.PAUSE, Event.RESUME}
 HAPPENING = [event for event in Event if event not in SECOND_THOUGHTS and event not in ELSEWHERE]
 
 
@@ -157,6 +158,7 @@ class Job:
                 "queue": "default",
                 "limits": self.limits,
                 "recurrence": None,
+                "delivery": None,
                 "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
             },
             b"work",

@@ -2,6 +2,8 @@
 
 Random histories are lived by a real `Partition` over a dict. Its changelog is then folded by others: from the beginning, in batches cut
 anywhere, and over a store that was left behind at any moment with a mark that is older still.
+
+Some jobs are records to deliver, to a topic that takes them, is away, or refuses them: each is put there once, by the state that says so.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from hypothesis import strategies as st
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import RejectedJob
 from duewheel.core.limits import DAY_MS, MINUTE_MS
-from duewheel.core.model import Limits, OnConflict, Outcome, Phase, Result, Schedule
-from duewheel.core.step import Defined, Step, timer_ms
+from duewheel.core.model import Delivery, Limits, OnConflict, Outcome, Phase, Result, Schedule
+from duewheel.core.step import ADMITTED, Admission, Defined, Step, timer_ms
 from duewheel.core.wheel import due_of, job_of, timer_key
 from duewheel.engine.partition import DEFINITION, STATE, Inputs, Partition, Stage
 from tests.engine_world import Consumed, Memory
@@ -38,6 +40,8 @@ class Life:
         self.partition = restored(self.store, [], [], self.now_ms)
         self.snapshot, self.mark = copy.deepcopy(self.store), 0
         self.has_queue = True
+        self.topic = ADMITTED
+        self.delivered: list[tuple[str, int]] = []
         self.commands = 0
 
     def live(self, event: Event) -> None:
@@ -46,6 +50,8 @@ class Life:
             self.now_ms += what[0]
         elif kind == "queue":
             self.has_queue = what[0]
+        elif kind == "topic":
+            self.topic = what[0]
         elif kind == "mark":
             self.mark = len(self.log)
             self.partition.mark(self.mark, self.now_ms)
@@ -62,7 +68,7 @@ class Life:
     def step(self, kind: str, what: list[Any]) -> None:
         partition = self.partition
         partition.extend_horizon(self.now_ms)
-        step = partition.step(self.now_ms, lambda queue: self.has_queue)
+        step = partition.step(self.now_ms, lambda queue: self.has_queue, lambda *record: self.topic)
         if kind:
             self.take(step, kind, *what)
         step.fire(partition.due(self.now_ms, 100))
@@ -70,13 +76,15 @@ class Life:
         self.log += [Consumed("state", 0, len(self.log) + n, key, value) for n, (key, value) in enumerate(changes)]
         partition.advance(step, 0, 0)
         partition.save(step, changes)
+        assert all(record.slot_ms <= self.now_ms for record in step.deliveries), "early"
+        self.delivered += [(record.job_id, record.token) for record in step.deliveries]
 
     def take(self, step: Step, kind: str, job_id: str, *what: Any) -> None:
         state = self.partition.state(job_id)
         token = 0 if state is None else state["token"]
         self.commands += 1
         if kind == "schedule":
-            record = schedule(job_id, self.now_ms + what[0], self.commands, what[1], what[2])
+            record = schedule(job_id, self.now_ms + what[0], self.commands, *what[1:])
             command = codec.encode_schedule(record)
             with suppress(RejectedJob):  # its id may be known, and it may ask to be refused then
                 step.schedule(record, codec.decode_command(command)[2], command)
@@ -95,7 +103,9 @@ class Life:
             step.outcome(outcome(job_id, token, *what))
 
 
-def schedule(job_id: str, due_ms: int, created_ms: int, on_conflict: str, limits: Limits | None) -> Schedule:
+def schedule(
+    job_id: str, due_ms: int, created_ms: int, on_conflict: str, limits: Limits | None, delivery: Delivery | None = None
+) -> Schedule:
     return {
         "job_id": job_id,
         "due_ms": due_ms,
@@ -105,6 +115,7 @@ def schedule(job_id: str, due_ms: int, created_ms: int, on_conflict: str, limits
         "queue": "default",
         "limits": limits,
         "recurrence": None,
+        "delivery": delivery,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 
@@ -154,13 +165,16 @@ limits = st.one_of(
         st.sampled_from([0, 1]),
     ),
 )
-schedules = st.tuples(st.just("schedule"), jobs, st.sampled_from([-50, 0, 1, 40, 700]), st.sampled_from(OnConflict), limits)
+DELIVERY: Delivery = {"topic": "orders", "key": None, "tombstone": False}
+deliveries = st.sampled_from([None, None, DELIVERY])
+schedules = st.tuples(st.just("schedule"), jobs, st.sampled_from([-50, 0, 1, 40, 700]), st.sampled_from(OnConflict), limits, deliveries)
 often = [Result.RETRY, Result.STARTED, Result.LOST]
 outcomes = st.tuples(st.just("outcome"), jobs, st.sampled_from([*Result, *often, *often, *often]), spans)
 waits = st.tuples(st.just("wait"), st.sampled_from([0, 1, 39, 41, 250, 1_000, 3 * MINUTE_MS, 15 * DAY_MS]))
 others = st.one_of(
     st.tuples(st.sampled_from(["cancel", "redrive", "drop", "forget", "overdue"]), jobs),
     st.tuples(st.just("queue"), st.booleans()),
+    st.tuples(st.just("topic"), st.sampled_from([ADMITTED, Admission(1), Admission(MINUTE_MS), Admission(refused="no")])),
     st.sampled_from([("mark",), ("snapshot",), ("heard",)]),
 )
 events = st.one_of(schedules, outcomes, outcomes, waits, waits, others)
@@ -185,6 +199,25 @@ def test_what_is_restored_is_what_was(history: list[Event], cuts: list[int]) -> 
     restored(left, life.log, cuts, life.now_ms)
     assert left.jobs == life.store.jobs
     check_timers_of(left.timer_keys, needed(life.store), life.now_ms)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories)
+def test_each_record_is_delivered_once_and_by_the_state_that_says_so(history: list[Event]) -> None:
+    life = Life()
+    for event in history:
+        life.live(event)
+    ended, generations = [], dict[str, Defined]()
+    for record in life.log:
+        key, value = record.key() or b"", record.value()
+        if key[:1] == DEFINITION and value is not None:
+            generations[key[1:].decode()] = codec.peek_definition(value)
+        elif key[:1] == STATE and value is not None:
+            state, known = codec.decode_state(value), generations[key[1:].decode()]
+            is_its_own = known.delivery is not None and known.generation == state["generation"]
+            if is_its_own and state["phase"] == Phase.SUCCEEDED:
+                ended.append((key[1:].decode(), state["token"]))
+    assert sorted(life.delivered) == sorted(set(ended))
 
 
 def test_a_lease_that_was_put_off_when_the_store_stayed_behind_is_looked_at_again() -> None:
@@ -215,7 +248,7 @@ def test_after_a_restore_no_job_waits_for_ever(history: list[Event], cuts: list[
         life.live(event)
     life.store = Memory()
     life.partition = restored(life.store, life.log, cuts, life.now_ms)
-    life.has_queue = True
+    life.has_queue, life.topic = True, ADMITTED
     for _ in range(6):  # a lease that is over, and the next; nobody answers, so there are no retries
         life.now_ms += 10 * MINUTE_MS
         for _ in range(3):

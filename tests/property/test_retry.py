@@ -247,6 +247,7 @@ def test_every_policy_may_be_sent(policy: RetryPolicy, run_timeout_ms: int) -> N
             "queue": "q",
             "limits": None,
             "recurrence": None,
+            "delivery": None,
             "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": record},
         }
     )

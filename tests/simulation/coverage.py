@@ -14,6 +14,7 @@ from typing import Final
 from duewheel.core.errors import Reason
 from duewheel.core.model import Closing, Phase, Result
 from duewheel.core.run_ids import parse
+from duewheel.core.step import Reason as Died
 from duewheel.core.trail import expires_ms
 from duewheel.proof.history import (
     Answered,
@@ -21,15 +22,17 @@ from duewheel.proof.history import (
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     EnqueueInvoked,
     Event,
     Forgotten,
     OutcomeRecorded,
+    RunDied,
     Snapshot,
     Started,
     StateWritten,
 )
-from tests.simulation.site import QUEUE, TOPOLOGY, Site
+from tests.simulation.site import OUT, QUEUE, TOPOLOGY, Site
 from tests.simulation.weather import AT_CALLS, AT_TIMES, DOWNTIME, OFFSETS_RESET
 
 # So many seeds must do everything. The rarest is a commit of unknown outcome that lands later.
@@ -57,6 +60,9 @@ DEEDS: Final = (
     "job asked for",
     "handler began",
     "store compared",
+    "record delivered",
+    "record refused by its topic",
+    "record waited for its topic",
     DOWNTIME,
     "recurring job asked for",
     "recurring job redefined, same anchor",
@@ -111,6 +117,7 @@ def deeds(history: Sequence[Event], site: Site, strays: Collection[str]) -> Coun
             forgotten[event.job_id] = event.offset
         elif isinstance(event, DeathClosed):
             met[f"dead run {event.how.lower()}"] += 1
+    met.update(_of_records(history))
     met.update(_answer(event) for event in history if isinstance(event, Answered))
     for event in history:
         if isinstance(event, Defined):
@@ -121,6 +128,14 @@ def deeds(history: Sequence[Event], site: Site, strays: Collection[str]) -> Coun
     met.update(_of_slots(history, site))
     met["dispatch deleted with its queue"] += sum(len(log.kept) for _, log in site.deleted)
     return met
+
+
+def _of_records(history: Collection[Event]) -> Counter[str]:
+    """What became of records to deliver."""
+    delivered = [event for event in history if isinstance(event, Delivered)]
+    late = sum(event.topic == OUT[-1] and event.at_ms > event.slot_ms + 1_000 for event in delivered)
+    refused = sum(isinstance(event, RunDied) and event.reason == Died.REFUSED for event in history)
+    return Counter({"record delivered": len(delivered), "record waited for its topic": late, "record refused by its topic": refused})
 
 
 def _of_slots(history: Sequence[Event], site: Site) -> Counter[str]:

@@ -87,6 +87,12 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
         Bug(Step, "_wake", "if wake_ms <= self.heard_ms and heard_out_ms <= self.now_ms:", "if heard_out_ms:"),
     ),
     "a redefinition counts twice": (Bug(Step, "schedule", "generation = known.generation + 1", "generation = known.generation + 2"),),
+    "a record lost where others are dispatched": (
+        Bug(Processor, "_publish", "if batch.step.deliveries:", "if batch.step.deliveries and not batch.step.dispatches:"),
+    ),
+    "a record delivered without a word to the changelog": (
+        Bug(Step, "_deliver", "self._move(job_id, state, after, None, attempt=1, token=self.token, slot_ms=known.due_ms)", "after"),
+    ),
     "slot skipped after a takeover": (Bug(Step, "_look", _PENDING, _NEXT_PENDING),),
     # That a run is known by its slot would hide this one.
     "slot run once more after a takeover": (

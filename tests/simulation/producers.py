@@ -1,6 +1,7 @@
 """Whoever writes to the topics: producers that ask for jobs, people who look after dead runs, and strangers who write what nobody can read.
 
     job-7      asked for once, perhaps cancelled, asked for again, redefined, redriven or dropped meanwhile; paused, run at once or updated
+    job-8      a record to deliver: every other seed has some, and some of these are too large for their topic
     brief-2    forgotten as soon as it is over; then its id is used anew
     often-3    recurs; is redefined, with its anchor or another, and cancelled; some of its runs are cancelled, redriven, dropped
     stray-1    a good command on the wrong partition, as a client without murmur2 writes it
@@ -20,7 +21,17 @@ from duewheel.adapters.avro import codec
 from duewheel.adapters.memory.intake import MemoryIntake
 from duewheel.adapters.memory.logs import Headers, Log
 from duewheel.adapters.memory.world import Process
-from duewheel.client.commands import Job, Update, cancel_command, change_command, drop_command, redrive_command, schedule_command
+from duewheel.client.commands import (
+    Delivery,
+    Job,
+    Update,
+    cancel_command,
+    change_command,
+    deliver_command,
+    drop_command,
+    redrive_command,
+    schedule_command,
+)
 from duewheel.core.errors import BrokerUnavailable, RejectedJob
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DUE_MS_MIN, FOREIGN_HEADERS_BYTES_MAX
@@ -35,16 +46,21 @@ from duewheel.proof.history import (
     ChangeInvoked,
     DropInvoked,
     EnqueueInvoked,
+    FaultBegan,
+    FaultEnded,
     RedriveInvoked,
     Unknown,
 )
 from tests.malformed import CORPUS
 from tests.simulation import recurrences
 from tests.simulation.jobs import Tasks
-from tests.simulation.site import TOPOLOGY, Site
+from tests.simulation.site import OUT, OUT_BYTES_MAX, TOPOLOGY, Site
 
 SECOND_US: Final = 1_000_000
 _FORGOTTEN_WITHIN_S: Final = 40
+_DELIVERED_SHARE: Final = 0.3
+TOPIC_LATE: Final = "topic late"
+TOPIC_PICKY: Final = "topic picky"
 _RECURS_BEYOND_US: Final = 6 * SECOND_US
 _RESUMES_MAX: Final = 100
 _BAD_BYTES_MAX: Final = 2_000
@@ -60,6 +76,7 @@ class Producers:
         spoils_dispatches: whether strangers write to the dispatch topic as well. Where a person sets its group back, or deletes it, what
             was refused there is refused once more, or never.
         expiring: how many jobs may not start after some time, from 0 to 1.
+        delivering: decides which are records to deliver; None where none is.
         changes: whether they pause, resume, run and update jobs.
 
     Attributes:
@@ -69,7 +86,16 @@ class Producers:
         bad: partition and offset of records that nobody can read, by topic.
     """
 
-    def __init__(self, site: Site, random: Random, tasks: Tasks, spoils_dispatches: bool, expiring: float, changes: bool) -> None:
+    def __init__(
+        self,
+        site: Site,
+        random: Random,
+        tasks: Tasks,
+        spoils_dispatches: bool,
+        expiring: float,
+        changes: bool,
+        delivering: Random | None,
+    ) -> None:
         self._site = site
         self._world = site.world
         self._random = random
@@ -77,6 +103,8 @@ class Producers:
         self._spoilt = [TOPOLOGY.intake, TOPOLOGY.intake, TOPOLOGY.outcomes]
         self._spoils_dispatches = spoils_dispatches
         self._expiring = expiring
+        self._delivering = delivering
+        self._refused_share = 0.0
         self._changes = changes
         self._process = Process(site.world, "producer")
         self._calls = 0
@@ -95,6 +123,8 @@ class Producers:
         self._until_us = until_us
         moments: list[Callable[[], None]] = [lambda n=n: self._schedule(f"job-{n}") for n in range(jobs)]  # type: ignore[misc]
         moments += [self._again] * (jobs // 3)
+        if self._delivering is not None:
+            self._begin_deliveries(self._delivering, until_us, is_calm)
         if self._changes:
             moments += [self._change] * (jobs // 3)
         if not is_calm:
@@ -105,6 +135,26 @@ class Producers:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
         for n in range(recurring):
             self._at(self._random.randrange(SECOND_US, until_us // 2), lambda n=n: self._often(f"often-{n}", is_calm))  # type: ignore[misc]
+
+    def _begin_deliveries(self, random: Random, until_us: int, is_calm: bool) -> None:
+        """Makes topics to deliver to. Where one comes late, or refuses some records, that is a fault: it holds up others for a while."""
+        if is_calm:
+            for topic in OUT:
+                self._site.make_topic(topic)
+            return
+        *early, late = OUT
+        for topic in early:
+            self._site.make_topic(topic)
+        self._refused_share = random.choice((0.0, 0.1, 0.3))
+        self._site.tell(FaultBegan(self._world.now_ms, "late topic", TOPIC_LATE, late))
+        if self._refused_share:
+            self._site.tell(FaultBegan(self._world.now_ms, "picky topics", TOPIC_PICKY, early[0]))
+
+        def make() -> None:
+            self._site.make_topic(late)
+            self._site.tell(FaultEnded(self._world.now_ms, "late topic"))
+
+        self._world.later(random.randrange(until_us), make)
 
     def _at(self, at_us: int, call: Callable[[], None]) -> None:
         self.asking += 1
@@ -143,13 +193,21 @@ class Producers:
             job = job._replace(total_timeout=random.randrange(1, 40))
         if random.random() < 0.2:
             job = job._replace(crash_limit=random.choice((1, 2, 8)))
+        delivering = self._delivering
+        if delivering is not None and delivering.random() < _DELIVERED_SHARE:
+            too_large = delivering.random() < self._refused_share
+            value = None if delivering.random() < 0.1 else bytes(2 * OUT_BYTES_MAX if too_large else delivering.randrange(OUT_BYTES_MAX))
+            shared = {name: getattr(job, name) for name in ("delay", "job_id", "on_conflict", "retention", "expires_at")}
+            record = Delivery(delivering.choice(OUT), value, key=delivering.choice((None, job_id)), **shared)
+            return deliver_command(record, now_ms, lambda now_ms: job_id)
         return schedule_command(job, now_ms, lambda now_ms: job_id)
 
     def _asked(self, command: Schedule) -> EnqueueInvoked:
         limits: Limits | None = command["limits"]
         job_id, on_conflict = command["job_id"], command["on_conflict"]
         what = (job_id, command["due_ms"], command["created_ms"], limits, on_conflict == "REPLACE", command["recurrence"])
-        return EnqueueInvoked(self._world.now_ms, self._call(), *what, on_conflict == "REJECT")
+        delivers = command["delivery"] is not None
+        return EnqueueInvoked(self._world.now_ms, self._call(), *what, on_conflict == "REJECT", delivers)
 
     def _enqueue(self, command: Schedule) -> bool:
         job_id, asked = command["job_id"], self._asked(command)

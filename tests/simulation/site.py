@@ -42,6 +42,10 @@ from tests.simulation.kernel import Kernel
 
 TOPOLOGY: Final = Topology("sim")
 QUEUE: Final = "default"
+# Topics of others, to which records are delivered; the last is made when some of these wait for it already.
+OUT: Final = ("out-1", "out-2", "out-late")
+OUT_PARTITIONS: Final = 2
+OUT_BYTES_MAX: Final = 200
 SESSION_TIMEOUT_MS: Final = 6_000
 BROKER_TIMEOUT_MS: Final = 60_000
 GRACE_MS: Final = 5_000
@@ -85,6 +89,11 @@ class Site:
         self.broker.create(TOPOLOGY.control, 1)
         for queue, partitions in queues.items():
             self.make_queue(queue, partitions)
+
+    def make_topic(self, topic: str) -> None:
+        """Makes a topic that records are delivered to, and that takes no large ones."""
+        self.broker.create(topic, OUT_PARTITIONS)
+        self.broker.record_bytes_max[topic] = OUT_BYTES_MAX
 
     def make_queue(self, queue: str, partitions: int) -> None:
         """Makes a queue's topic, as `duewheel topics apply` does."""
@@ -284,6 +293,7 @@ class ProcessorMachine(Machine):
             partition_of=partition_of,
             sleep=process.sleep,
             broker_timeout_ms=BROKER_TIMEOUT_MS,
+            may_deliver_to=OUT.__contains__,
         )
         processor.start()
         while not self.draining:

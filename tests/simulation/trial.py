@@ -100,7 +100,8 @@ class Trial:
         spoils_dispatches = not {QUEUE_GONE, "offsets reset"} & set(self.climate.at_times)
         expiring = 0.4 if "worker clock leap" in self.climate.at_times else 0.1
         # Every other seed does without: what is held up, or said to be so, hides what else goes wrong.
-        self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring, changes=seed % 2 == 1)
+        changes, delivering = seed % 2 == 1, Random(f"deliveries {seed}") if seed % 8 in (1, 2, 3, 5) else None
+        self.producers = Producers(self.site, random, self.tasks, spoils_dispatches, expiring, changes, delivering)
         self.is_calm = calm
         # Drawn apart, so that a seed without any goes as it went before there were such jobs.
         apart = Random(f"apart: {seed}")

@@ -408,7 +408,7 @@ def test_a_run_of_a_job_that_nobody_asked_for_is_a_phantom() -> None:
 def test_a_run_that_stands_for_no_slot_is_a_phantom(late_ms: int) -> None:
     life = recurred()
     slot_ms = START_MS + HOUR_MS + late_ms
-    command = codec.splice_schedule(f"r@{slot_ms}", slot_ms, slot_ms, HOUR_MS, "default", None, WORK)
+    command = codec.splice_schedule(f"r@{slot_ms}", slot_ms, slot_ms, HOUR_MS, "default", None, None, WORK)
     record(life, f"dr@{slot_ms}".encode(), codec.splice_definition(1, -1, command))
     progress(life)
     (found,) = differences(life.logs, life.now_ms)

@@ -52,6 +52,7 @@ def test_encode_schedule_writes_the_bytes_and_nothing_else() -> None:
         "queue": "mail",
         "limits": None,
         "recurrence": None,
+        "delivery": None,
         "work": {
             "task": "send_email",
             "content_type": "application/json",

@@ -57,6 +57,7 @@ def test_a_job_with_nothing_but_a_task_is_due_now_under_a_new_id() -> None:
         "queue": "default",
         "limits": None,
         "recurrence": None,
+        "delivery": None,
         "work": {"task": "send_email", "content_type": "application/json", "payload": b"null", "headers": {}, "policy": None},
     }
     assert len(command["job_id"]) == 32

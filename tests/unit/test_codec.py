@@ -290,6 +290,7 @@ def test_W11_the_largest_job_fits_everywhere_it_travels() -> None:
         "queue": "q" * QUEUE_CHARS_MAX,
         "limits": {"expires_ms": 2**63 - 1, "total_timeout_ms": 2**63 - 1, "crashes_max": 2**31 - 1},
         "recurrence": largest_recurrence(),
+        "delivery": None,
         "work": {
             "task": "t" * TASK_BYTES_MAX,
             "content_type": "application/octet-stream",
@@ -370,6 +371,16 @@ def test_long_names_are_not_remembered() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 500_000
+
+
+def test_thousands_of_topics_to_deliver_to_push_out_nothing_that_jobs_share() -> None:
+    codec.decode_command(VALUE)
+    before = dict(decoding._middles)
+    for n in range(2 * REMEMBERED_MAX):
+        delivery: Any = {"topic": f"{n}-orders", "key": None, "tombstone": False}
+        record: Schedule = {**SCHEDULE, "delivery": delivery}
+        assert codec.decode_command(codec.encode_schedule(record))[1] == record
+    assert {name: decoding._middles.get(name) for name in before} == before
 
 
 # --- versions ---

@@ -45,6 +45,7 @@ def schedule(**changes: Any) -> Any:
         "on_conflict": "IGNORE",
         "limits": None,
         "recurrence": None,
+        "delivery": None,
     }
     record |= {"retention_ms": 86_400_000, "queue": "default", "work": work}
     for name, value in changes.items():

@@ -38,7 +38,7 @@ SYMBOLS = {"State": "phase", "Outcome": "result", "Schedule": "on_conflict"}
 BYTES_FIELDS = {"payload", "key", "value", "output"}
 # What 0.1.0 did not know, and what it is taken to have meant.
 SINCE_0_1_0: dict[str, dict[str, Any]] = {
-    "Schedule": {"limits": None, "recurrence": None},
+    "Schedule": {"limits": None, "recurrence": None, "delivery": None},
     "Work": {"policy": None},
     "Cancel": {"reach": "DEFAULT"},
     "Definition": {"offset": -1},
@@ -174,7 +174,18 @@ def test_a_command_is_known_again_after_an_upgrade(kind: str, record: Any, value
     stored = LAST_RELEASE["Definition"].header + b"\2" + value[HEADER_BYTES:]
     command, work = codec.current_command(value), codec.decode_command(value)[2]
     assert command == codec.encode_schedule(todays(kind, record))
-    assert codec.peek_definition(stored) == (1, record["due_ms"], record["queue"], record["retention_ms"], None, work, command, None, -1)
+    assert codec.peek_definition(stored) == (
+        1,
+        record["due_ms"],
+        record["queue"],
+        record["retention_ms"],
+        None,
+        work,
+        command,
+        None,
+        -1,
+        None,
+    )
     assert codec.current_command(command) is command
 
 

@@ -32,7 +32,16 @@ from duewheel.core.model import (
 SOURCE = Source(topic="duewheel.some", partition=3, offset=42, written_ms=1_000)
 WORK = Work(task="mail.send", content_type="application/json", payload=b"{}", headers={}, policy=None)
 SCHEDULE = Schedule(
-    job_id="a", due_ms=5_000, created_ms=900, on_conflict="IGNORE", retention_ms=1, queue="mail", limits=None, recurrence=None, work=WORK
+    job_id="a",
+    due_ms=5_000,
+    created_ms=900,
+    on_conflict="IGNORE",
+    retention_ms=1,
+    queue="mail",
+    limits=None,
+    recurrence=None,
+    delivery=None,
+    work=WORK,
 )
 STATE = State(generation=2, phase=Phase.SUCCEEDED, attempt=1, crashes=0, token=7, slot_ms=5_000, changed_ms=5_030, error=None, trail=None)
 TRAIL = Trail(wake_ms=0, lease_ms=0, first_ms=0, output=None, endings=[], runs=[], queued_ms=0, answers=[], is_quiet=False)

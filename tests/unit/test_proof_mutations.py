@@ -27,6 +27,7 @@ from duewheel.proof.history import (
     ChangeInvoked,
     Committed,
     DeadLettered,
+    Delivered,
     Dispatched,
     Effect,
     Event,
@@ -221,6 +222,7 @@ def redrive_acknowledged_and_ignored(scene: Scene) -> None:
     scene.drop(*story.closings, *story.forgotten, *(s for s in story.states if s.offset > death.offset))
     of_them: list[Any] = [*story.dispatches, *story.starts, *story.effects, *story.outcomes, *story.deaths]
     scene.drop(*(event for event in of_them if event.token > token))
+    scene.drop(*(effect for effect in story.effects if not effect.accepted))
 
 
 @breaks("NoLoss")
@@ -660,7 +662,7 @@ def a_slot_left_out_though_nothing_went_on(scene: Scene) -> None:
 
 
 def _cancelled_while_waiting(scene: Scene) -> tuple[Story, StateWritten]:
-    story = scene.single(lambda s: not s.dispatches and _ended(s, Phase.CANCELLED) is not None)
+    story = scene.single(lambda s: not s.dispatches and not s.defined[0].delivers and _ended(s, Phase.CANCELLED) is not None)
     _forgotten_unsaid(scene, story)
     end = _ended(story, Phase.CANCELLED)
     assert end is not None
@@ -927,7 +929,7 @@ def _ran_long(scene: Scene) -> tuple[Story, Dispatched, OutcomeRecorded]:
         outcome = story.deciding.get(run.dispatches[0].token) if len(run.dispatches) == 1 else None
         return bool(leases) and outcome is not None and outcome.at_ms <= max(leases)
 
-    story = scene.single(lambda s: _ended(s, Phase.SUCCEEDED) is not None and in_time(s))
+    story = scene.single(lambda s: _ended(s, Phase.SUCCEEDED) is not None and not s.cancels and in_time(s))
     dispatch = story.dispatches[0]
     return story, dispatch, story.deciding[dispatch.token]
 
@@ -972,6 +974,60 @@ def a_retry_unheard(scene: Scene) -> None:
     story = scene.single(lambda story: not story.runs[0].undone and retried(story))
     after = story.runs[0].dispatches[1]
     scene.change(after, crashes=after.crashes + 1)
+
+
+# --- DeliveredOnce
+
+
+def _delivered(scene: Scene) -> Story:
+    """A record that was asked for once and delivered."""
+    return scene.single(lambda story: len(story.deliveries) == 1 and not story.redrives)
+
+
+@breaks("DeliveredOnce")
+def delivered_says_its_state_and_its_topic_has_nothing(scene: Scene) -> None:
+    scene.drop(*_delivered(scene).deliveries)
+
+
+@breaks("DeliveredOnce")
+def delivered_twice_by_two_transactions_under_one_token(scene: Scene) -> None:
+    record = _delivered(scene).deliveries[0]
+    scene.add(record._replace(offset=BIG, at_ms=record.at_ms + 1))
+
+
+@breaks("DeliveredOnce")
+def delivered_twice_and_only_one_is_known_to_the_changelog(scene: Scene) -> None:
+    record = _delivered(scene).deliveries[0]
+    scene.add(record._replace(offset=BIG, token=BIG, at_ms=record.at_ms + 1))
+
+
+@breaks("DeliveredOnce")
+def delivered_although_it_was_cancelled_or_too_late(scene: Scene) -> None:
+    story = scene.single(
+        lambda s: s.defined[0].delivers and not s.deliveries and bool(_ended(s, Phase.CANCELLED) or _ended(s, Phase.EXPIRED))
+    )
+    scene.add(Delivered(story.states[-1].at_ms + story.defined[0].due_ms, "out", 0, BIG, story.job_id, story.defined[0].due_ms, BIG))
+
+
+@breaks("DeliveredOnce")
+def delivered_for_another_time(scene: Scene) -> None:
+    record = _delivered(scene).deliveries[0]
+    scene.change(record, slot_ms=record.slot_ms - 1)
+
+
+@breaks("DeliveredOnce", "Punctual")
+def a_record_to_deliver_goes_to_workers_too(scene: Scene) -> None:
+    story, like = _delivered(scene), scene.plain().dispatches[0]
+    record = story.deliveries[0]
+    state = next(state for state in story.states if state.token == record.token)
+    fields: Any = {"job_id": story.job_id, "generation": state.generation, "slot_ms": record.slot_ms, "token": record.token, "offset": BIG}
+    scene.add(like._replace(at_ms=record.at_ms, timer_partition=state.partition, **fields))
+
+
+@breaks("NeverEarly")
+def delivered_before_its_time(scene: Scene) -> None:
+    record = _delivered(scene).deliveries[0]
+    scene.change(record, at_ms=record.slot_ms - 1)
 
 
 # --- AnsweredOnce

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duewheel.core.model import Phase, Result
-from duewheel.proof.history import Committed, Event, OffsetsReset, OutcomeRecorded, StateWritten, from_line, to_line
+from duewheel.core.step import Reason
+from duewheel.proof.history import Committed, Delivered, Event, OffsetsReset, OutcomeRecorded, RunDied, StateWritten, from_line, to_line
 from duewheel.proof.report import Report, judge
 from tests.faithful import PLAN, Faithful
 
@@ -52,14 +53,19 @@ def test_faithful_histories_have_everything_in_them() -> None:
     """Else the tests above would say little, and the mutations would find nothing to mutate."""
     phases: Counter[str] = Counter()
     results: Counter[str] = Counter()
+    delivered: Counter[str] = Counter()
     reports = []
     for seed in range(40):
         history = Faithful(Random(seed)).run()
         phases.update(event.phase for event in history if isinstance(event, StateWritten))
+        delivered.update(event.job_id for event in history if isinstance(event, Delivered))
+        refused = [event for event in history if isinstance(event, RunDied) and event.reason == Reason.REFUSED]
+        delivered["refused"] += len(refused)
         results.update(event.result for event in history if isinstance(event, OutcomeRecorded))
         reports.append(judge(history, PLAN))
     assert set(phases) == set(Phase)
     assert set(results) == set(Result)
+    assert delivered.total() - delivered["refused"] > 40 < 10 * delivered["refused"]
     assert sum(report.effects_refused for report in reports) > 10
     assert sum(report.outcomes_stale for report in reports) > 10
     assert sum(report.repeated for report in reports) > 100

@@ -91,6 +91,7 @@ def schedule(
         "queue": "default",
         "limits": limits,
         "recurrence": None,
+        "delivery": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
 

@@ -111,6 +111,7 @@ def schedule(recurrence: Recurrence | None, job_id: str = "a", due_ms: int = NOW
         "queue": "default",
         "limits": None,
         "recurrence": recurrence,
+        "delivery": None,
         "work": {"task": "t", "content_type": "application/json", "payload": b"", "headers": {}, "policy": None},
     }
     return cast(Schedule, record | fields)
@@ -150,7 +151,7 @@ def test_each_slot_is_a_job_of_its_own_that_runs_once() -> None:
     made = world.definitions[run(0)]
     assert made is not None
     assert (made.due_ms, made.queue, made.retention_ms, made.recurrence) == (NOW_MS, "default", DAY_MS, None)
-    assert made.command == repr((run(0), NOW_MS, NOW_MS, DAY_MS, "default", None, b"work")).encode()
+    assert made.command == repr((run(0), NOW_MS, NOW_MS, DAY_MS, "default", None, None, b"work")).encode()
     world.end(run(0))
     assert (world.phase(run(0)), world.phase()) == (Phase.SUCCEEDED, Phase.WAITING)
 

@@ -1,6 +1,7 @@
 """Options that say what a job is, for all commands that make or change one.
 
 @job_options       receives `job`, a Job: duewheel schedule, duewheel encode schedule
+@delivered_options receives `record`, a Delivery: duewheel deliver, duewheel encode deliver
 @update_options    receives `update`, an Update, where what is not given is None: duewheel update, duewheel encode update
 """
 
@@ -18,7 +19,7 @@ import click
 
 from duewheel.cli.common import Decorator, option
 from duewheel.cli.times import duration, instant
-from duewheel.client import Job, Update
+from duewheel.client import Delivery, Job, Update
 from duewheel.core.limits import CRASHES_MAX_DEFAULT, MISFIRE_MAX_DEFAULT, OVERLAP_MAX_DEFAULT
 from duewheel.core.retry import RetryPolicy
 from duewheel.core.topology import QUEUE_DEFAULT
@@ -35,10 +36,12 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
 
 
 _TASK: Final[tuple[Decorator, ...]] = (click.argument("task"),)
-_CONTENT: Final[tuple[Decorator, ...]] = (
+_PAYLOAD: Final[tuple[Decorator, ...]] = (
     click.argument("payload", required=False),
     option("--payload-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
             help="Send this file's bytes as they are; - is standard input."),
+)  # fmt: skip
+_WHEN: Final[tuple[Decorator, ...]] = (
     option("--at", type=instant, metavar="TIME", help="When: ISO 8601 with a time zone, or milliseconds since the epoch."),
     option("--delay", type=duration, help="How long from now: 250ms, 10s, 5m, 1h30m, 2d."),
 )  # fmt: skip
@@ -46,16 +49,19 @@ _QUEUE: Final[tuple[Decorator, ...]] = (
     option("--queue", "-q", default=QUEUE_DEFAULT, show_default=True, help="Which workers; `duewheel topics apply -q` makes queues."),
 )  # fmt: skip
 _HEADERS: Final[tuple[Decorator, ...]] = (
-    option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE", help="For the handler. Repeatable."),
+    option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE",
+            help="Travels with it, for whoever gets it. Repeatable."),
 )  # fmt: skip
 _CONFLICT: Final[tuple[Decorator, ...]] = (
     option("--on-conflict", type=click.Choice(["ignore", "replace", "reject"]), default="ignore", show_default=True,
             help="Where the job id is known already: ignore this job, replace that one, or reject this one."),
 )  # fmt: skip
-_RULES: Final[tuple[Decorator, ...]] = (
+_KEPT: Final[tuple[Decorator, ...]] = (
     option("--retention", type=duration, help="How long a finished job stays known, and its id deduplicates.  [default: 1d]"),
     option("--expires-at", type=instant, metavar="TIME",
             help="Start no attempt at this time or later, given as --at is; the job ends as expired.  [default: never]"),
+)  # fmt: skip
+_ATTEMPTS: Final[tuple[Decorator, ...]] = (
     option("--attempts", type=int, metavar="COUNT", help="How many attempts may fail, 1 is no retry.  [default: as the task says]"),
     option("--retry-delay", "retry_delays", multiple=True, type=duration,
             help="The wait before the second attempt; given again, before the third, and so on. The last one holds for all further.  "
@@ -69,6 +75,8 @@ _RULES: Final[tuple[Decorator, ...]] = (
             help="How long all attempts together may take, waits included, from when the first is handed out.  [default: for ever]"),
     option("--crash-limit", type=int, metavar="COUNT",
             help=f"How many attempts may end because their worker vanished.  [default: {CRASHES_MAX_DEFAULT}]"),
+)  # fmt: skip
+_RECURRING: Final[tuple[Decorator, ...]] = (
     option("--every", type=duration, help="Run again and again, so long after one another, from --start, --at, --delay or now on."),
     option("--every-after", type=duration, help="The same, counted from the end of the run before."),
     option("--cron", metavar="LINE", help="Run as a cron line says; duewheel schedule next LINE shows when that is."),
@@ -86,6 +94,15 @@ _RULES: Final[tuple[Decorator, ...]] = (
             "goes on.  [default: skip]"),
     option("--overlap-limit", type=int, metavar="COUNT", help=f"Of --overlap allow.  [default: {OVERLAP_MAX_DEFAULT}]"),
 )  # fmt: skip
+_RULES: Final = (*_KEPT, *_ATTEMPTS, *_RECURRING)
+_RECORD: Final[tuple[Decorator, ...]] = (
+    click.argument("topic"),
+    option("--key", "-k", help="The record's key, which decides about its partition.  [default: none, and any partition]"),
+    option("--value", "-v", help="The record's value; - reads it from standard input."),
+    option("--value-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+            help="This file's bytes are the value."),
+    option("--tombstone", is_flag=True, help="The record has no value, which deletes its key from a compacted topic."),
+)  # fmt: skip
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +112,18 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(**given: Any) -> Any:
         return command(job=Job(**_fields(given, Job._fields)), **given)
 
-    return _with((*_TASK, *_CONTENT, *_QUEUE, *_HEADERS, *_CONFLICT, *_RULES), wrapped)
+    return _with((*_TASK, *_PAYLOAD, *_WHEN, *_QUEUE, *_HEADERS, *_CONFLICT, *_RULES), wrapped)
+
+
+def delivered_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what a record to deliver is made of, apart from its job's id; the command receives `record`, a Delivery."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> Any:
+        value = _value(given.pop("value"), given.pop("value_file"), is_tombstone=given.pop("tombstone"))
+        return command(record=Delivery(value=value, **_plain(given, Delivery._fields)), **given)
+
+    return _with((*_RECORD, *_WHEN, *_HEADERS, *_CONFLICT, *_KEPT, *_RECURRING), wrapped)
 
 
 def update_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +136,7 @@ def update_options(command: Callable[..., Any]) -> Callable[..., Any]:
             fields["headers"] = None
         return command(update=Update(**fields), **given)
 
-    return _with((*_CONTENT, *_HEADERS, *_RULES), wrapped)
+    return _with((*_PAYLOAD, *_WHEN, *_HEADERS, *_RULES), wrapped)
 
 
 def _with(parts: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,13 +147,29 @@ def _with(parts: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable
 
 def _fields(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Takes what makes a Job or an Update out of what was given."""
-    fields = {name: given.pop(name) for name in names if name in given and name not in ("payload", "timeout")}
-    if fields["cron"] is None:
-        fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
+    fields = _plain(given, names)
     fields["payload"] = _payload(given.pop("payload"), given.pop("payload_file"))
     fields["retry"] = _retry(*(given.pop(name) for name in ("attempts", "retry_delays", "retry_factor", "retry_jitter")))
     fields["timeout"] = given.pop("run_timeout")
     return fields
+
+
+def _plain(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Takes out of what was given what is a field as it is."""
+    fields = {name: given.pop(name) for name in names if name in given and name not in ("payload", "timeout")}
+    if fields["cron"] is None:
+        fields["tz"] = None  # DUEWHEEL_TZ may be set for others that are
+    return fields
+
+
+def _value(text: str | None, file: Path | None, *, is_tombstone: bool) -> bytes | None:
+    if (text is not None) + (file is not None) + is_tombstone != 1:
+        raise click.UsageError("--value, --value-file and --tombstone each say what the record's value is; give one of them")
+    if is_tombstone:
+        return None
+    if "-" in (text, str(file)):
+        return sys.stdin.buffer.read()
+    return text.encode() if file is None and text is not None else Path(str(file)).read_bytes()
 
 
 def _retry(attempts: int | None, delays: tuple[timedelta, ...], factor: float | None, jitter: float | None) -> RetryPolicy | None:

@@ -15,6 +15,7 @@ from duewheel.core.errors import CallerError, DuewheelError
 COMMANDS: Final = {
     "demo": "duewheel.cli.demo:demo",
     "schedule": "duewheel.cli.producing:schedule",
+    "deliver": "duewheel.cli.producing:deliver",
     "cancel": "duewheel.cli.producing:cancel",
     "pause": "duewheel.cli.changing:pause",
     "resume": "duewheel.cli.changing:resume",

@@ -26,7 +26,16 @@ log = structlog.get_logger(__name__)
               show_default=True, show_envvar=True, metavar="SECONDS", help="Give up when the cluster is away for so long.")  # fmt: skip
 @click.option("--schema-registry", envvar="DUEWHEEL_SCHEMA_REGISTRY", default=None, show_envvar=True, metavar="URL",
               help="Read commands of Confluent's serializers too, with the schemas of this registry.")  # fmt: skip
-def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_timeout_s: float, schema_registry: str | None) -> None:
+@click.option("--deliver-to", multiple=True, envvar="DUEWHEEL_DELIVER_TO", show_envvar=True, metavar="PATTERN",
+              help="Topics that duewheel deliver may put records on, as orders.*; give all processors the same. Repeatable.")  # fmt: skip
+def processor(
+    kafka: KafkaConfig,
+    topology: Topology,
+    state_dir: Path,
+    broker_timeout_s: float,
+    schema_registry: str | None,
+    deliver_to: tuple[str, ...],
+) -> None:
     """Keep jobs and fire them at their time.
 
     Run as many as you like, each with a state directory of its own: they share the timer partitions among them, and when one goes, the
@@ -37,10 +46,13 @@ def processor(kafka: KafkaConfig, topology: Topology, state_dir: Path, broker_ti
     Example:
       duewheel topics apply
       duewheel processor --state-dir /var/lib/duewheel
+      duewheel processor --deliver-to "orders.*" --deliver-to reminders
     """
     stop = Stop()
     instance = connected(
-        lambda: wiring.timer_processor(kafka, topology, state_dir, broker_timeout_s, schema_registry=schema_registry),
+        lambda: wiring.timer_processor(
+            kafka, topology, state_dir, broker_timeout_s, schema_registry=schema_registry, deliver_to=deliver_to
+        ),
         _delayed,
         broker_timeout_s,
         stop,

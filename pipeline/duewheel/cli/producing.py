@@ -1,4 +1,4 @@
-"""`duewheel schedule`, `duewheel cancel` and `duewheel encode`."""
+"""`duewheel schedule`, `duewheel deliver`, `duewheel cancel` and `duewheel encode`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.cli.common import cluster_options, option
-from duewheel.cli.job_options import job_options, update_options
+from duewheel.cli.job_options import delivered_options, job_options, update_options
 from duewheel.cli.schedule import CommandOrGroup, schedule_next
 from duewheel.cli.times import duration
-from duewheel.client import Decision, Job, Update
-from duewheel.client.commands import cancel_command, change_command, drop_command, redrive_command, schedule_command
+from duewheel.client import Decision, Delivery, Job, JobHandle, Update
+from duewheel.client.commands import cancel_command, change_command, deliver_command, drop_command, redrive_command, schedule_command
 from duewheel.core.model import Action
 from duewheel.core.topology import Topology
 
@@ -32,7 +32,15 @@ _REACH: Final = option(
 )
 
 
-def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
+_WAIT: Final = option(
+    "--decision",
+    "wait",
+    is_flag=True,
+    help="Wait until it was taken in, and say whether it was created, replaced another, or was ignored.",
+)
+
+
+def _sending_options(command: Callable[..., Any]) -> Callable[..., Any]:
     timeout = option("--timeout", type=duration, default="30s", show_default=True, help="How long to wait for an acknowledgement.")
     as_json = option("--json", "as_json", is_flag=True, help="Print one line of JSON for each job.")
     return cluster_options(timeout(as_json(command)))
@@ -48,13 +56,8 @@ def _delivery_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="FIELD",
     help="Make the id from these fields, so that there is one job for the same values: task, queue, or a field of PAYLOAD. Repeatable.",
 )
-@option(
-    "--decision",
-    "wait",
-    is_flag=True,
-    help="Wait until it was taken in, and say whether it was created, replaced another, or was ignored.",
-)
-@_delivery_options
+@_WAIT
+@_sending_options
 def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, wait: bool, job: Job) -> None:
     """Schedules a job, and returns when it is durable.
 
@@ -91,6 +94,48 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
     with producing_client(kafka, topology, timeout.total_seconds()) as client:
         handle = client.schedule(**job._asdict())
         decision = handle.decision(timeout) if job.on_conflict == "reject" or wait else None
+    _tell(topology, handle, decision, as_json=as_json)
+
+
+schedule.add_command(schedule_next)
+
+
+@click.command()
+@delivered_options
+@option("--job-id", help="Names the job and deduplicates; one is made where none is given.")
+@_WAIT
+@_sending_options
+def deliver(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, wait: bool, record: Delivery) -> None:
+    """Lets a record be put on a topic at its time, and returns when the request is durable.
+
+    No worker is needed: the processors put it on TOPIC, in one transaction with the end of the job. Consumers that read only what is
+    committed see it exactly once. Without --at or --delay it is delivered at once.
+
+    \b
+    Examples:
+      duewheel deliver reminders --key ada --value '{"text": "tea"}' --delay 10m
+      duewheel deliver orders.late --key 4711 --value-file order.avro --at 2030-01-31T18:00:00Z --job-id order-4711
+      duewheel deliver ticks --value tick --every 1m --job-id ticks
+      duewheel deliver sessions --key ada --tombstone --delay 30m --job-id session-ada --on-conflict replace
+
+    TOPIC must be one that the processors were told of (duewheel processor --deliver-to). Otherwise the request is refused when it is taken
+    in: --decision waits for that, and `duewheel dead list --refused` shows it. If TOPIC does not exist when the time comes, the record
+    waits until it does.
+
+    The record has three headers of Duewheel's own beside those given: duewheel-job-id, duewheel-slot-ms and duewheel-token.
+
+    Cancel it as any job: duewheel cancel JOB_ID. With --every, --every-after or --cron each record is a run of its own: docs/schedules.md.
+    """
+    from duewheel.wiring import producing_client
+
+    with producing_client(kafka, topology, timeout.total_seconds()) as client:
+        handle = client.deliver(**record._asdict())
+        decision = handle.decision(timeout) if record.on_conflict == "reject" or wait else None
+    _tell(topology, handle, decision, as_json=as_json)
+
+
+def _tell(topology: Topology, handle: JobHandle, decision: Decision | None, *, as_json: bool) -> None:
+    """Says what is durable, and what was decided about it where that was waited for."""
     told = {} if decision is None else {"decision": decision.value}
     if as_json:
         where = {"partition": handle.partition, "offset": handle.offset}
@@ -105,13 +150,10 @@ def schedule(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json
         raise SystemExit(EXIT_REJECTED)
 
 
-schedule.add_command(schedule_next)
-
-
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID…")
 @_REACH
-@_delivery_options
+@_sending_options
 def cancel(
     kafka: KafkaConfig,
     topology: Topology,
@@ -179,6 +221,25 @@ def encode_schedule(as_hex: bool, as_key: bool, job: Job) -> None:
     from duewheel.adapters.system import SystemClock, new_job_id
 
     command = schedule_command(job, SystemClock().wall_ms(), new_job_id)
+    _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
+
+
+@encode.command("deliver")
+@delivered_options
+@option("--job-id", required=True, help="Names the job and deduplicates; it is the key of the request.")
+@option("--hex", "as_hex", is_flag=True, help="Write hexadecimal digits and a newline, not bytes.")
+@option("--request-key", "as_key", is_flag=True, help="Write the request's key, not its value.")
+def encode_deliver(as_hex: bool, as_key: bool, record: Delivery) -> None:
+    """Writes the bytes that let a record be delivered. Arguments and options are those of `duewheel deliver`.
+
+    \b
+    Example:
+      duewheel encode deliver reminders --key ada --value tea --at 2030-01-31T18:00:00Z --job-id tea-ada > command.bin
+    """
+    from duewheel.adapters.avro import codec
+    from duewheel.adapters.system import SystemClock, new_job_id
+
+    command = deliver_command(record, SystemClock().wall_ms(), new_job_id)
     _write(command["job_id"].encode() if as_key else codec.encode_schedule(command), as_hex)
 
 

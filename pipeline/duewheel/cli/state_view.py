@@ -87,7 +87,13 @@ def seen_lines(seen: Seen) -> Iterator[str]:
     else:
         schedule = seen.definition["schedule"]
         yield field("defined", f"generation {seen.definition['generation']}, {_place(seen, past.record(DEFINITION))}")
-        yield field("task", printable(f"{schedule['work']['task']} @{schedule['queue']}"))
+        delivery = schedule["delivery"]
+        if delivery is None:
+            yield field("task", printable(f"{schedule['work']['task']} @{schedule['queue']}"))
+        else:
+            key = "no key" if delivery["key"] is None else f"key {delivery['key'].decode(errors='backslashreplace')}"
+            what = f"a record with {key}{', a tombstone,' if delivery['tombstone'] else ''} to topic {delivery['topic']}"
+            yield field("delivers", printable(what))
         yield field("due", f"{moment(schedule['due_ms'])}, asked for at {moment(schedule['created_ms'])}")
         yield from _phase_lines(seen)
         yield from work_lines(schedule)

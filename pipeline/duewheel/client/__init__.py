@@ -2,7 +2,7 @@
 
 from duewheel.client.bulk import JobFailed, Scheduled
 from duewheel.client.client import ChangeHandle, Client, JobHandle
-from duewheel.client.commands import Job, Update
+from duewheel.client.commands import Delivery, Job, Update
 from duewheel.client.reading import ChangeRefused, Decision, JobConflict, JobDidNotSucceed, JobReplaced, JobResult, JobStatus, JobUnknown
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "ChangeRefused",
     "Client",
     "Decision",
+    "Delivery",
     "Job",
     "JobConflict",
     "JobDidNotSucceed",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from duewheel.client.commands import Job
+from duewheel.client.commands import Delivery, Job
 from duewheel.core.errors import DuewheelError, EnvironmentFailure, RejectedJob
 from duewheel.ports import IntakeLog
 
@@ -32,7 +32,7 @@ class JobFailed(NamedTuple):
     """
 
     position: int
-    job: Job
+    job: Job | Delivery
     error: DuewheelError
 
 

@@ -25,7 +25,17 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from duewheel.client.bulk import Bulk, JobFailed, Scheduled
-from duewheel.client.commands import Job, Update, cancel_command, change_command, drop_command, redrive_command, schedule_command
+from duewheel.client.commands import (
+    Delivery,
+    Job,
+    Update,
+    cancel_command,
+    change_command,
+    deliver_command,
+    drop_command,
+    redrive_command,
+    schedule_command,
+)
 from duewheel.client.propagation import Propagate, enriched
 from duewheel.client.reading import Decision, JobResult, JobStatus, Sought, mark
 from duewheel.client.results import Results
@@ -220,7 +230,50 @@ class Client:
             crash_limit, unique_by,
             every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
         )  # fmt: skip
-        command = self._schedule(job)
+        return self._sent(self._schedule(job))
+
+    def deliver(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        at: datetime | int | None = None,
+        delay: timedelta | float | None = None,
+        job_id: str | None = None,
+        on_conflict: Literal["ignore", "replace", "reject"] = "ignore",
+        retention: timedelta | float | None = None,
+        expires_at: datetime | int | None = None,
+        every: timedelta | float | None = None,
+        every_after: timedelta | float | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+        max_runs: int | None = None,
+        jitter: timedelta | float | None = None,
+        misfire: Literal["once", "skip", "all"] | None = None,
+        misfire_limit: int | None = None,
+        grace: timedelta | float | None = None,
+        overlap: Literal["skip", "allow", "queue", "replace"] | None = None,
+        overlap_limit: int | None = None,
+    ) -> JobHandle:
+        """Lets a record be put on a topic at its time, with no worker, and returns when the request is durable. The arguments are those of
+        `Delivery`, and it is a job in all else: it is waited for, cancelled, replaced as any.
+
+        Which topics may be delivered to, the processors say (`duewheel processor --deliver-to`), and so nothing is refused for that here:
+        a topic that is not among them becomes a dead letter, and `JobHandle.wait` raises JobUnknown.
+
+        Raises: as `schedule`.
+        """
+        record = Delivery(
+            topic, value, key, headers, at, delay, job_id, on_conflict, retention, expires_at,
+            every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit, grace, overlap, overlap_limit,
+        )  # fmt: skip
+        return self._sent(self._schedule(record))
+
+    def _sent(self, command: Schedule) -> JobHandle:
         job_id, due_ms = command["job_id"], command["due_ms"]
         encoded = self._encode_schedule(command)
         partition, offset = self._log.append(job_id.encode(), encoded)
@@ -241,12 +294,12 @@ class Client:
 
     def schedule_many(
         self,
-        jobs: Iterable[Job],
+        jobs: Iterable[Job | Delivery],
         *,
         on_failure: Callable[[JobFailed], None] | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> Scheduled:
-        """Schedules many jobs at full speed, and returns when all of them are durable.
+        """Schedules many jobs at full speed, records to deliver among them, and returns when all of them are durable.
 
         `jobs` is read as it is sent, so it may be endless in memory's eyes: a generator will do.
 
@@ -366,17 +419,18 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _schedule(self, job: Job) -> Schedule:
+    def _schedule(self, job: Job | Delivery) -> Schedule:
         if self._propagate is not None:
             job = job._replace(headers=enriched(job.headers, self._propagate()))
-        return schedule_command(job, self._clock.wall_ms(), self._new_id)
+        make = deliver_command if isinstance(job, Delivery) else schedule_command
+        return make(job, self._clock.wall_ms(), self._new_id)  # type: ignore[arg-type]
 
     def _change(self, job_id: str, action: Action, update: Update | None = None) -> ChangeHandle:
         command = change_command(job_id, action, self._clock.wall_ms(), update)
         partition, offset = self._log.append(job_id.encode(), self._encode_change(command))
         return ChangeHandle(job_id, partition, offset, self._results, Sought(job_id, partition, offset, command["created_ms"]))
 
-    def _command(self, job: Job) -> tuple[str, bytes]:
+    def _command(self, job: Job | Delivery) -> tuple[str, bytes]:
         command = self._schedule(job)
         return command["job_id"], self._encode_schedule(command)
 

@@ -20,6 +20,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from duewheel.client.unique import unique_id
+from duewheel.core import model
 from duewheel.core.commands import check_cancel, check_change, check_drop, check_redrive, check_schedule
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import DUE_MS_MAX, RETENTION_MS_DEFAULT
@@ -129,14 +130,68 @@ class Job(NamedTuple):
     overlap_limit: int | None = None
 
 
+class Delivery(NamedTuple):
+    """A record to put on a topic when the time comes, with no worker.
+
+    It is put there by the processors, in one transaction with the end of the job, so that whoever reads only what is committed sees it
+    exactly once. Beside its own headers it has `duewheel-job-id`, `duewheel-slot-ms` and `duewheel-token`.
+
+    Attributes:
+        topic: one that the processors may deliver to.
+        value: as it will lie there: bytes, or a string, in UTF-8. None is a tombstone.
+        key: likewise; it decides about the partition, as in Kafka's own clients. None is no key, and any partition.
+        headers: strings, which will lie there in UTF-8.
+        at, delay, job_id, on_conflict, retention, every, every_after, cron, tz, start, end, max_runs, jitter, misfire, misfire_limit,
+            grace, overlap, overlap_limit: as of a `Job`.
+        expires_at: the record is not delivered at this time or later.
+    """
+
+    topic: str
+    value: bytes | str | None
+    key: bytes | str | None = None
+    headers: Mapping[str, str] | None = None
+    at: datetime | int | None = None
+    delay: timedelta | float | None = None
+    job_id: str | None = None
+    on_conflict: Literal["ignore", "replace", "reject"] = "ignore"
+    retention: timedelta | float | None = None
+    expires_at: datetime | int | None = None
+    every: timedelta | float | None = None
+    every_after: timedelta | float | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: datetime | int | None = None
+    end: datetime | int | None = None
+    max_runs: int | None = None
+    jitter: timedelta | float | None = None
+    misfire: Literal["once", "skip", "all"] | None = None
+    misfire_limit: int | None = None
+    grace: timedelta | float | None = None
+    overlap: Literal["skip", "allow", "queue", "replace"] | None = None
+    overlap_limit: int | None = None
+
+
 _ONCE_AT: Final = Job._fields.index("every")
 _ONCE: Final = (None,) * (len(Job._fields) - _ONCE_AT)
+# What stands for a task where no worker is asked.
+TASK_OF_DELIVERIES: Final = "duewheel.deliver"
 
 
-def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Schedule:
+def deliver_command(given: Delivery, now_ms: int, new_id: Callable[[int], str]) -> Schedule:
+    """The command that asks for a record to be delivered; as `schedule_command`."""
+    value, key = _as_bytes(given.value, "value", Reason.BAD_PAYLOAD), _as_bytes(given.key, "key", Reason.BAD_DELIVERY)
+    job = Job(TASK_OF_DELIVERIES, value or b"", **{name: part for name, part in given._asdict().items() if name in _SHARED})
+    return schedule_command(job, now_ms, new_id, {"topic": given.topic, "key": key, "tombstone": value is None})
+
+
+_SHARED: Final = frozenset(Delivery._fields) & frozenset(Job._fields)
+
+
+def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str], delivery: model.Delivery | None = None) -> Schedule:
     """The command that asks for `job`.
 
     Args:
+        delivery: where to put its payload, in place of running it.
         now_ms: the clock, rounded down.
         new_id: makes an id, given the time.
 
@@ -153,6 +208,7 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str]) -> Sch
         "queue": job.queue,
         "limits": _limits(job),
         "recurrence": None if job[_ONCE_AT:] == _ONCE else _recurrence(job),
+        "delivery": delivery,
         "work": {
             "task": job.task,
             "content_type": content_type,
@@ -463,6 +519,18 @@ def _encode(payload: Any) -> tuple[str, bytes]:
             f"the payload ({type(payload).__name__}) cannot be written as JSON: {error}; "
             "convert it to dicts, lists, strings, finite numbers, booleans and None, or pass bytes",
         ) from error
+
+
+def _as_bytes(value: object, name: str, reason: Reason) -> bytes | None:
+    """A part of a record to deliver."""
+    if value is None or isinstance(value, _BYTES):
+        return None if value is None else bytes(value)
+    if not isinstance(value, str):
+        raise RejectedJob(reason, f"the {name} of a record to deliver is a {type(value).__name__}; give bytes, a string, or None")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise RejectedJob(reason, f"the {name} of a record to deliver has no UTF-8 form: {error}; give bytes") from error
 
 
 def _short(value: object) -> str:

@@ -72,19 +72,21 @@ class Asked:
         expires_ms, expires_ms_max: when the first of them expires, and the last; 0 for none. One that was over when it was written expires
             then.
         recurs: one of them asks for a job that recurs; `finishes`: and for one that comes to an end by itself.
+        delivers: one of them asks for a record to be delivered, once; `delivered_ms`: it cannot have been before this.
     """
 
     __slots__ = (
-        "commands", "complete", "expires_ms", "expires_ms_max", "finishes", "offset", "recurs", "replaced_at", "retention_ms",
-        "retention_ms_max", "written_ms",
+        "commands", "complete", "delivered_ms", "delivers", "expires_ms", "expires_ms_max", "finishes", "offset", "recurs", "replaced_at",
+        "retention_ms", "retention_ms_max", "written_ms",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.commands: list[int] = []
         self.complete = True
-        self.recurs = self.finishes = False
+        self.recurs = self.finishes = self.delivers = False
         self.offset = self.replaced_at = -1
         self.written_ms = self.retention_ms = self.retention_ms_max = self.expires_ms = self.expires_ms_max = 0
+        self.delivered_ms = 0
 
     def widen(self, update: Change) -> None:
         """Takes in what may hold since an update."""
@@ -96,6 +98,7 @@ class Asked:
             self.expires_ms_max = max(self.expires_ms_max, limits["expires_ms"])
         if update["recurrence"] is not None:
             self.finishes = self.finishes or bool(update["recurrence"]["runs_max"] or update["recurrence"]["end_ms"])
+        self.delivered_ms = min(self.delivered_ms, update["due_ms"] or self.delivered_ms, update["created_ms"])
 
 
 class Job:
@@ -121,10 +124,11 @@ class Job:
         dispatches: how many dispatch records bear its token.
         is_buried: there is a dead run of its token; `is_closed`: and it was closed before the cut.
         recurrence: of its definition.
+        delivers: its definition, or one before, or a command for it, says that a record is to be delivered.
     """
 
     __slots__ = (
-        "asked", "attempt", "cancelled_ms", "cancels_runs", "changed_ms", "command", "created_ms", "defined_ms", "definition",
+        "asked", "attempt", "cancelled_ms", "cancels_runs", "changed_ms", "command", "created_ms", "defined_ms", "definition", "delivers",
         "dispatches", "due_ms", "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried",
         "is_closed", "is_dropped", "is_paused", "is_updated", "offset", "phase", "queue", "recurrence", "retention_ms", "runs_asked",
         "said", "state", "state_generation", "token",
@@ -136,7 +140,7 @@ class Job:
         self.state_generation = self.attempt = self.token = self.changed_ms = 0
         self.said = self.ended_ms = self.ended_last_ms = self.failed_ms = self.cancelled_ms = self.dispatches = 0
         self.is_dropped = self.is_buried = self.is_closed = self.has_unread = self.is_paused = self.is_updated = False
-        self.cancels_runs = False
+        self.delivers = self.cancels_runs = False
         self.offset = -1
         self.runs_asked: dict[int, int] | None = None
         self.queue = ""
@@ -213,7 +217,7 @@ class Audit:
         limits = known.limits
         job.generation, job.due_ms, job.queue, job.retention_ms = known.generation, known.due_ms, known.queue, known.retention_ms
         job.expires_ms = 0 if limits is None else limits["expires_ms"]
-        job.recurrence, job.offset = known.recurrence, known.offset
+        job.recurrence, job.offset, job.delivers = known.recurrence, known.offset, job.delivers or known.delivery is not None
         job.created_ms, job.defined_ms, job.command, job.definition = created_ms, written_ms, hash(known.command), digest
 
     def state(self, job_id: str, written_ms: int, state: State | None, digest: int) -> None:
@@ -269,17 +273,24 @@ class Audit:
         asked = job.asked
         if asked is None:
             asked = job.asked = Asked()
-        recurrence = record["recurrence"]
-        if recurrence is not None:
-            asked.recurs, asked.finishes = True, asked.finishes or bool(recurrence["runs_max"] or recurrence["end_ms"])
         is_repeated = asked.commands == [digest]
         if record["on_conflict"] == OnConflict.REPLACE:
             asked.commands, asked.replaced_at, asked.complete = [digest], offset, True
+            asked.finishes = asked.delivers = False
         elif digest not in asked.commands:
             if len(asked.commands) < COMMANDS_HELD_MAX:
                 asked.commands.append(digest)
             else:
                 asked.complete = False
+        recurrence = record["recurrence"]
+        if recurrence is not None:
+            asked.recurs, asked.finishes = True, asked.finishes or bool(recurrence["runs_max"] or recurrence["end_ms"])
+        if record["delivery"] is not None:
+            job.delivers = True
+            if recurrence is None:
+                delivered_ms = max(record["due_ms"], written_ms)
+                asked.delivered_ms = min(asked.delivered_ms, delivered_ms) if asked.delivers else delivered_ms
+                asked.delivers = True
         retention_ms, limits = record["retention_ms"], record["limits"]
         expires_ms = 0 if limits is None or not limits["expires_ms"] else max(limits["expires_ms"], written_ms)
         if len(asked.commands) == 1 and not is_repeated:

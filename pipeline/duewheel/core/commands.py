@@ -22,6 +22,7 @@ from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import (
     ATTEMPTS_MAX,
     CRASHES_MAX,
+    DELIVERY_KEY_BYTES_MAX,
     DUE_MS_MAX,
     DUE_MS_MIN,
     ERROR_TYPE_CHARS_MAX,
@@ -39,10 +40,10 @@ from duewheel.core.limits import (
     TASK_BYTES_MAX,
     TOTAL_TIMEOUT_MS_MAX,
 )
-from duewheel.core.model import Action, Cancel, Change, Drop, Limits, OnConflict, Policy, Reach, Redrive, Schedule
+from duewheel.core.model import Action, Cancel, Change, Delivery, Drop, Limits, OnConflict, Policy, Reach, Redrive, Schedule
 from duewheel.core.recurrence_rules import check_recurrence
 from duewheel.core.run_ids import SUFFIX_BYTES, parse
-from duewheel.core.topology import queue_fault
+from duewheel.core.topology import QUEUE_DEFAULT, queue_fault, topic_fault
 from duewheel.core.wording import check_number, instant, refuse, remedy, show, utf8_bytes
 
 CONTENT_TYPES: Final = frozenset({"application/json", "application/octet-stream"})
@@ -52,6 +53,7 @@ _ON_CONFLICT: Final = frozenset(OnConflict)
 _REACHES: Final = frozenset(Reach)
 _LIMITS: Final = frozenset(Limits.__annotations__)
 _POLICY: Final = frozenset(Policy.__annotations__)
+_DELIVERY: Final = frozenset(Delivery.__annotations__)
 _UPDATED: Final = ("due_ms", "retention_ms", "limits", "recurrence", "payload", "content_type", "headers", "policy")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # How many different names of tasks and queues are remembered as good. An installation has dozens.
@@ -70,7 +72,7 @@ def check_schedule(record: Schedule) -> None:
     try:
         job_id, due_ms, work = record["job_id"], record["due_ms"], record["work"]
         payload, headers, limits, policy = work["payload"], work["headers"], record["limits"], work["policy"]
-        recurrence = record["recurrence"]
+        recurrence, delivery = record["recurrence"], record["delivery"]
         if (
             job_id.isascii()
             and job_id.isprintable()
@@ -91,6 +93,7 @@ def check_schedule(record: Schedule) -> None:
             and (limits is None or _holds(_check_limits, limits, due_ms))
             and (policy is None or _holds(_check_policy, policy))
             and (recurrence is None or _holds(_check_recurring, job_id, recurrence, due_ms, limits))
+            and (delivery is None or _holds(_check_delivery, record))
         ):
             return
     except (AttributeError, TypeError):
@@ -109,6 +112,7 @@ def check_schedule(record: Schedule) -> None:
     _check_payload(work["payload"])
     _check_headers(work["headers"])
     _check_policy(work["policy"])
+    _check_delivery(record)
 
 
 def check_cancel(record: Cancel) -> None:
@@ -304,7 +308,49 @@ def _check_token(token: object) -> None:
         )
 
 
-# --- the rules for limits and policies, of which most jobs have none ---
+# --- the rules for limits, policies and deliveries, of which most jobs have none ---
+
+
+def _check_delivery(record: Schedule) -> None:
+    """Checks what is to be delivered, in a schedule that keeps all other rules."""
+    delivery = record["delivery"]
+    if delivery is None:
+        return
+    if not isinstance(delivery, Mapping) or delivery.keys() != _DELIVERY:
+        refuse(Reason.BAD_DELIVERY, f"the delivery {show(delivery)} is no record of {', '.join(sorted(_DELIVERY))}; give these, or None")
+    topic, key, tombstone = delivery["topic"], delivery["key"], delivery["tombstone"]
+    if not isinstance(topic, str):
+        refuse(Reason.BAD_DELIVERY, f"the topic {show(topic)} is of type {type(topic).__name__}; give a str")
+    fault = topic_fault(topic)
+    if fault is not None:
+        refuse(Reason.BAD_DELIVERY, f"the topic {show(topic)} {fault}")
+    if key is not None and not isinstance(key, bytes):
+        refuse(Reason.BAD_DELIVERY, f"the key of the record to deliver is of type {type(key).__name__}; give bytes, or None")
+    if key is not None and len(key) > DELIVERY_KEY_BYTES_MAX:
+        refuse(
+            Reason.BAD_DELIVERY,
+            f"the key of the record to deliver has {len(key):,} bytes, at most {DELIVERY_KEY_BYTES_MAX:,} are allowed; shorten it",
+        )
+    if type(tombstone) is not bool:
+        refuse(Reason.BAD_DELIVERY, f"tombstone {show(tombstone)} is of type {type(tombstone).__name__}; give a bool")
+    if tombstone and record["work"]["payload"]:
+        refuse(Reason.BAD_DELIVERY, "the record to deliver is a tombstone, which has no value, and there is a payload; leave out one")
+    _check_no_attempts(record)
+
+
+def _check_no_attempts(record: Schedule) -> None:
+    """A record is put on its topic once, and no worker is asked: what is about attempts would never be looked at."""
+    limits = record["limits"]
+    if record["queue"] != QUEUE_DEFAULT:
+        refuse(Reason.BAD_DELIVERY, f"the queue {show(record['queue'])} names workers, and a delivery has none; give {QUEUE_DEFAULT!r}")
+    if record["work"]["policy"] is not None:
+        refuse(Reason.BAD_DELIVERY, "the policy says how attempts are treated, and a delivery has none; leave it out")
+    if limits is not None and (limits["total_timeout_ms"] or limits["crashes_max"]):
+        refuse(
+            Reason.BAD_DELIVERY,
+            f"total_timeout_ms {limits['total_timeout_ms']} and crashes_max {limits['crashes_max']} limit attempts, and a delivery has "
+            "none; leave them out. expires_ms is for deliveries too",
+        )
 
 
 def _check_limits(limits: object, due_ms: int) -> None:

@@ -51,6 +51,8 @@ class Reason(StrEnum):
     BAD_END = "bad_end"
     TOO_FREQUENT = "too_frequent"
     NO_SLOT = "no_slot"
+    BAD_DELIVERY = "bad_delivery"
+    TOPIC_NOT_ALLOWED = "topic_not_allowed"
     BAD_TOKEN = "bad_token"
     DUE_TOO_EARLY = "due_too_early"
     DUE_TOO_LATE = "due_too_late"

@@ -52,6 +52,7 @@ from duewheel.core.model import (
     State,
     Stop,
 )
+from duewheel.core.step import lane
 
 # While old records are being read, entries wait for the partition that lags most. An entry is about 500 bytes: 50 MB at most.
 ENTRIES_HELD_MAX: Final = 100_000
@@ -182,7 +183,7 @@ def schedule_entry(source: Source, schedule: Schedule) -> Entry:
         event=Happening.SCHEDULE,
         job_id=schedule["job_id"],
         task=schedule["work"]["task"],
-        queue=schedule["queue"],
+        queue=lane(schedule["queue"], schedule["delivery"]),
         due_ms=schedule["due_ms"],
     )
 
@@ -293,7 +294,7 @@ def dead_run_entry(source: Source, run: DeadRun) -> Entry:
         event=Happening.DEAD,
         job_id=run["job_id"],
         task=schedule["work"]["task"],
-        queue=schedule["queue"],
+        queue=lane(schedule["queue"], schedule["delivery"]),
         generation=state["generation"],
         attempt=state["attempt"] or None,
         token=run["token"],

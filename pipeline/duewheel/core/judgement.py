@@ -29,6 +29,7 @@ from duewheel.core.limits import DEAD_RETENTION_MS, HOUR_MS
 from duewheel.core.model import Overlap, Phase, RecurrenceKind, Result
 from duewheel.core.recurrence import jittered_ms, next_slot_ms
 from duewheel.core.run_ids import RunId, parse
+from duewheel.core.step import LANE
 
 # A producer's clock says when a command was made. It lies on the intake if the intake reaches back to this much before that.
 _PRODUCER_SKEW_MS: Final = HOUR_MS
@@ -142,6 +143,9 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
     if job.failed_ms and not ends:
         ends, keep_for_ms = [job.failed_ms], max(keep_for_ms, DEAD_RETENTION_MS)
         keep_for_ms_max = max(keep_for_ms_max, DEAD_RETENTION_MS)
+    if not ends and asked.delivers and asked.delivered_ms <= gone_ms + SKEW_MS:
+        _judge_undelivered(audit, job_id, asked, gone_ms, facts)
+        return
     if not ends:
         _judge_lost(audit, job_id, asked, facts)
         return
@@ -153,6 +157,16 @@ def _judge_absence(audit: Audit, job_id: str, job: Job, asked: Asked, now_ms: in
             audit.pass_over(Unjudged.STATE)
     elif min(ends) + keep_for_ms > gone_ms + SKEW_MS:
         audit.find(Kind.FORGOTTEN_EARLY, job_id, ended_ms=min(ends), keep_for_ms=keep_for_ms, **facts)
+
+
+def _judge_undelivered(audit: Audit, job_id: str, asked: Asked, gone_ms: int, facts: dict[str, Fact]) -> None:
+    """A delivery is not known, and it was due before it was gone. No outcome tells when it was delivered; not before this, in any case."""
+    if asked.delivered_ms + asked.retention_ms <= gone_ms + SKEW_MS:
+        audit.pass_over(Unjudged.STATE)  # it may have been, and kept for its time
+    elif facts["gone_ms"] is None:
+        _judge_lost(audit, job_id, asked, facts)
+    else:
+        audit.find(Kind.FORGOTTEN_EARLY, job_id, ended_ms=asked.delivered_ms, keep_for_ms=asked.retention_ms, **facts)
 
 
 def _was_known(job: Job, asked: Asked) -> bool:
@@ -204,7 +218,7 @@ def _judge_pause(audit: Audit, job_id: str, job: Job) -> None:
 def _judge_dispatches(audit: Audit, job_id: str, job: Job) -> None:
     if job.dispatches > 1:
         audit.find(Kind.DISPATCHED_TWICE, job_id, token=job.token, count=job.dispatches)
-    if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None:
+    if job.dispatches or not job.attempt or not job.is_governed or job.recurrence is not None or job.queue.startswith(LANE):
         return
     made_ms = job.changed_ms if job.phase == Phase.DISPATCHED else job.defined_ms
     if job.is_updated and job.generation > 1:
@@ -224,6 +238,8 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         return
     if job.said & SAID[Result(job.phase or "")]:  # an end bears the name of the outcome that brings it about
         return
+    if job.phase == Phase.SUCCEEDED and job.delivers and _is_delivered(audit, job_id, job):
+        return
     if job.phase == Phase.EXPIRED and (not job.is_governed or 0 < job.expires_ms <= job.changed_ms):
         return  # the owner's own doing; of an older generation nobody knows any more when it expired
     if job.phase == Phase.CANCELLED:
@@ -238,6 +254,18 @@ def _judge_end(audit: Audit, job_id: str, job: Job) -> None:
         audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
     else:
         audit.pass_over(Unjudged.OUTCOMES)
+
+
+def _is_delivered(audit: Audit, job_id: str, job: Job) -> bool:
+    """Judges the end of a delivery, which nobody tells: it was given a token, at its time or later. False where it is none."""
+    if not job.is_governed and not job.dispatches:
+        audit.pass_over(Unjudged.STATE)  # which of the older generations were deliveries nobody knows any more
+        return True
+    if not job.is_governed or not job.queue.startswith(LANE):
+        return False
+    if not job.token or job.changed_ms < job.due_ms:
+        audit.find(Kind.UNFOUNDED, job_id, phase=job.phase, token=job.token, changed_ms=job.changed_ms)
+    return True
 
 
 def _judge_finished(audit: Audit, job_id: str, job: Job) -> None:

@@ -28,6 +28,8 @@ start is over, EXHAUSTED that the crash limit or the time for all attempts is us
 dispatch may have nowhere to go: PARKED says that its queue cannot take it just now. A redefined job begins anew: its newest generation is
 WAITING, whatever became of the one before.
 
+A job that is a record to deliver has no attempts: it is WAITING until the transaction that puts the record on its topic: DELIVERED.
+
 PAUSED is a job that waits, and not for its time: nobody looks at it until it is resumed, and then it is WAITING again. What runs cannot be
 paused.
 
@@ -70,6 +72,7 @@ class Event(StrEnum):
     PAUSE = "PAUSE"
     RESUME = "RESUME"
     FINISHED = "FINISHED"  # of a recurring job: no slot is left
+    DELIVERED = "DELIVERED"  # of a record to deliver: it is on its topic
 
 
 # What happens to a dispatch, whether or not its worker has said that it started.
@@ -100,6 +103,7 @@ TRANSITIONS: Final[dict[tuple[str, str], Phase]] = {
     (Phase.WAITING, Event.EXHAUSTED): Phase.FAILED,
     (Phase.WAITING, Event.PARKED): Phase.WAITING,
     (Phase.WAITING, Event.FINISHED): Phase.SUCCEEDED,
+    (Phase.WAITING, Event.DELIVERED): Phase.SUCCEEDED,
     (Phase.WAITING, Event.PAUSE): Phase.PAUSED,
     (Phase.PAUSED, Event.RESUME): Phase.WAITING,
     (Phase.PAUSED, Event.CANCEL): Phase.CANCELLED,

@@ -20,6 +20,7 @@ RETENTION_MS_MAX: Final = 365 * DAY_MS
 JOB_ID_BYTES_MAX: Final = 255
 TASK_BYTES_MAX: Final = 255
 QUEUE_CHARS_MAX: Final = 100
+TOPIC_CHARS_MAX: Final = 249
 PREFIX_CHARS_MAX: Final = 100
 
 # Sizes. Whatever the client accepts must fit everywhere it will travel: the record is at most payload + headers + names and
@@ -29,6 +30,10 @@ HEADERS_BYTES_MAX: Final = 16_384
 HEADERS_COUNT_MAX: Final = 64
 RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + HEADERS_BYTES_MAX + 8_192
 DEAD_LETTER_BYTES_MAX: Final = RECORD_BYTES_MAX + 131_072
+
+# The key of a record to deliver travels in the 8,192 bytes beside payload and headers. A job with one has no policy, and all else that it
+# may have there takes less than 2,000.
+DELIVERY_KEY_BYTES_MAX: Final = 4_096
 
 # What anybody may put around a command: keys and Kafka's own headers, which compress to nothing and so can be of many megabytes. A dead
 # letter keeps this much of each, and its key twice; a record astray with more headers is not forwarded, as beside the largest job

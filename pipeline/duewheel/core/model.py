@@ -133,6 +133,12 @@ class Recurrence(TypedDict):
     overlap_max: int
 
 
+class Delivery(TypedDict):
+    topic: str
+    key: bytes | None
+    tombstone: bool
+
+
 class Work(TypedDict):
     task: str
     content_type: str
@@ -150,6 +156,7 @@ class Schedule(TypedDict):
     queue: str
     limits: Limits | None
     recurrence: Recurrence | None
+    delivery: Delivery | None
     work: Work
 
 

@@ -41,7 +41,7 @@ from duewheel.core import errors
 from duewheel.core import trail as trails
 from duewheel.core.changes import updated
 from duewheel.core.commands import check_schedule
-from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob
+from duewheel.core.errors import BrokenInvariant, IllegalTransition, RejectedJob, UndecodableRecord
 from duewheel.core.lifecycle import TERMINAL, Event, follow
 from duewheel.core.limits import (
     ANSWER_MESSAGE_CHARS_MAX,
@@ -62,6 +62,7 @@ from duewheel.core.model import (
     Cancel,
     Change,
     Closing,
+    Delivery,
     Drop,
     Ending,
     Failure,
@@ -83,6 +84,7 @@ from duewheel.core.model import (
 from duewheel.core.overlap import Start, after_end, has_same_slots, look, take_over
 from duewheel.core.recurrence import first_slot_ms, is_slot, jittered_ms, missed
 from duewheel.core.run_ids import parse, run_id
+from duewheel.core.topology import QUEUE_DEFAULT
 from duewheel.core.wheel import job_of, timer_key
 
 
@@ -90,6 +92,7 @@ class Defined(NamedTuple):
     """A job's definition as the rules need it. `work` and `command` are encoded bytes, carried without being looked into.
 
     Attributes:
+        queue: or the lane, which stands for it where a record is to be delivered: see `lane`.
         offset: of the command in the intake topic; -1 for the run of a recurring job's slot, which nobody asked for by itself.
     """
 
@@ -102,6 +105,16 @@ class Defined(NamedTuple):
     command: bytes
     recurrence: Recurrence | None = None
     offset: int = -1
+    delivery: Delivery | None = None
+
+
+def lane(queue: str, delivery: Delivery | None) -> str:
+    """What stands for the queue where a record is to be delivered: ">" and its topic, which is no queue's name. So whatever is known of
+    queues holds for topics too: whether they exist, take records, are doubted."""
+    return queue if delivery is None else LANE + delivery["topic"]
+
+
+LANE: Final = ">"
 
 
 class Dispatching(NamedTuple):
@@ -117,12 +130,40 @@ class Dispatching(NamedTuple):
     work: bytes
 
 
+class Delivering(NamedTuple):
+    """One record to put on the topic that `delivery` names."""
+
+    delivery: Delivery
+    token: int
+    job_id: str
+    slot_ms: int
+    payload: bytes
+    headers: dict[str, str]
+
+
+class Admission(NamedTuple):
+    """Whether a record may be put on its topic now.
+
+    Attributes:
+        wait_ms: for how long to wait before that is asked again; 0 where it may be.
+        refused: why the topic never takes it, in a sentence; empty where that is not known.
+    """
+
+    wait_ms: int = 0
+    refused: str = ""
+
+
+ADMITTED: Final = Admission()
+
+
 class Reason(StrEnum):
     """Why a run is dead: the code in `DeadRun.reason`."""
 
     FAILED = "failed"
     CRASH_LIMIT = "crash_limit"
     TOTAL_TIMEOUT = "total_timeout"
+    REFUSED = "refused"  # the topic takes others, and not this one
+    DAMAGED = "damaged"  # what was to be delivered cannot be read any more
 
 
 class Death(NamedTuple):
@@ -186,7 +227,8 @@ class Counts:
         slots_fired: slots of recurring jobs that runs were handed out for.
         slots_missed, slots_overlapped: those that were left out because they came too late, or because others were still going on. Of a
             cron line that was away for long, `SLOTS_COUNTED_MAX` missed ones stand for so many or more.
-        late_ms_max: how much later than due a first attempt was dispatched, at most.
+        delivered: records that were put on their topics.
+        late_ms_max: how much later than due a first attempt was dispatched, or a record delivered, at most.
     """
 
     scheduled: int = 0
@@ -223,6 +265,7 @@ class Counts:
     slots_fired: int = 0
     slots_missed: int = 0
     slots_overlapped: int = 0
+    delivered: int = 0
     late_ms_max: int = 0
 
     def add(self, other: Counts) -> None:
@@ -241,6 +284,8 @@ _RUNNING: Final = "running"
 _ENDING_BYTES: Final = 200
 # Of a run that is handed out, beside its command and work: its two states, its ids.
 _RUN_BYTES: Final = 300
+# Of a record to deliver, beside its key and work: its own headers.
+_DELIVERY_BYTES: Final = 400
 _SLOT_BYTES: Final = 6
 _ANSWER_BYTES: Final = 50
 
@@ -249,12 +294,33 @@ class SpliceSchedule(Protocol):
     """The encoded Schedule of a job that runs once, around encoded work: as in `ports.Codec`."""
 
     def __call__(
-        self, job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes
+        self,
+        job_id: str,
+        due_ms: int,
+        created_ms: int,
+        retention_ms: int,
+        queue: str,
+        limits: Limits | None,
+        delivery: Delivery | None,
+        work: bytes,
     ) -> bytes: ...
 
 
-def _cannot_splice(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
+def _cannot_splice(
+    job_id: str,
+    due_ms: int,
+    created_ms: int,
+    retention_ms: int,
+    queue: str,
+    limits: Limits | None,
+    delivery: Delivery | None,
+    work: bytes,
+) -> bytes:
     raise BrokenInvariant(f"the run {job_id!r} is to be handed out by a step that was not told how to encode it")
+
+
+def _cannot_read(work: bytes) -> tuple[bytes, dict[str, str]]:
+    raise BrokenInvariant(f"work of {len(work)} bytes is to be delivered by a step that was not told how to read it")
 
 
 class ReviseSchedule(Protocol):
@@ -303,12 +369,15 @@ class Step:
         heard_ms: every outcome that was written up to this time has been taken in by an earlier step.
         listening_ms: since when the owner has taken in outcomes without interruption.
         splice_schedule: encodes the definition of a recurring job's run.
+        may_deliver: whether a record may be put on its topic now, by lane, job id and generation.
+        read_content: payload and headers of encoded work; raises UndecodableRecord where it is damaged.
         revise_schedule: encodes a definition that was changed.
         definitions: new definitions by job id; None forgets the job.
         states: new states by job id; None forgets it.
         timers_set, timers_unset: timer keys to put on disk, and to take from it.
         fired: timer keys that had their moment; what lies behind the earliest timer is removed from disk by range.
         dispatches: attempts to hand out, in order of their tokens.
+        deliveries: records to put on topics, likewise.
         queues: those that dispatches may go to, as far as it was asked.
         stops: dispatches whose job was cancelled, for the workers.
         deaths, closings: runs that died, and dead ones that are no longer of interest, for the dead letters; the deaths come first.
@@ -326,6 +395,8 @@ class Step:
     heard_ms: int = 0
     listening_ms: int = 0
     splice_schedule: SpliceSchedule = _cannot_splice
+    may_deliver: Callable[[str, str, int], Admission] = field(default=lambda lane, job_id, generation: ADMITTED)
+    read_content: Callable[[bytes], tuple[bytes, dict[str, str]]] = _cannot_read
     revise_schedule: ReviseSchedule = _cannot_revise
     size_bytes: int = 0
     definitions: dict[str, Defined | None] = field(default_factory=dict)
@@ -339,6 +410,7 @@ class Step:
     closings: list[Closed] = field(default_factory=list)
     queues: set[str] = field(default_factory=set)
     left_out: dict[str, int] = field(default_factory=dict)
+    deliveries: list[Delivering] = field(default_factory=list)
     must_listen: bool = False
     counts: Counts = field(default_factory=Counts)
     _due: dict[str, None] = field(default_factory=dict)
@@ -374,7 +446,10 @@ class Step:
             self._replace(job_id, known)
         due_ms, recurrence = record["due_ms"], record["recurrence"]
         self.size_bytes += len(command)
-        defined = Defined(generation, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, offset)
+        delivery = record["delivery"]
+        queue = record["queue"] if delivery is None else lane(record["queue"], delivery)
+        retained_ms, limits = record["retention_ms"], record["limits"]
+        defined = Defined(generation, due_ms, queue, retained_ms, limits, work, command, recurrence, offset, delivery)
         self.definitions[job_id] = defined
         self.counts.scheduled += 1
         if recurrence is not None:
@@ -587,11 +662,10 @@ class Step:
         else:
             before = self._concluded(job_id, known, {**record, "created_ms": created_ms})
         self._replace(job_id, known)
-        recurrence = record["recurrence"]
+        recurrence, delivery, generation = record["recurrence"], record["delivery"], known.generation + 1
         self.size_bytes += len(command)
-        defined = Defined(
-            known.generation + 1, due_ms, record["queue"], record["retention_ms"], record["limits"], work, command, recurrence, known.offset
-        )
+        queue, retained_ms, limits = lane(record["queue"], delivery), record["retention_ms"], record["limits"]
+        defined = Defined(generation, due_ms, queue, retained_ms, limits, work, command, recurrence, known.offset, delivery)
         self.definitions[job_id] = defined
         if recurrence is not None:
             self._recur(job_id, defined, recurrence, before)
@@ -893,7 +967,7 @@ class Step:
             going=going,
             handed_out=handed_out,
             now_ms=self.now_ms,
-            fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + len(known.work) + _RUN_BYTES)),
+            fits=max(1, (size_bytes_max - self.size_bytes) // (len(known.command) + _sent_bytes(known) + _RUN_BYTES)),
             has_run=lambda slot_ms: self._defined(run_id(job_id, slot_ms)) is not None,
         )
         self.counts.slots_fired += len(found.fire)
@@ -925,9 +999,11 @@ class Step:
 
     def _hand_out(self, job_id: str, known: Defined, slot_ms: int, due_ms: int, offset: int = -1) -> None:
         """Defines the run of a slot, or one that the command at `offset` asks for."""
-        command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, known.queue, known.limits, known.work)
+        delivery = known.delivery
+        queue = known.queue if delivery is None else QUEUE_DEFAULT
+        command = self.splice_schedule(job_id, due_ms, slot_ms, known.retention_ms, queue, known.limits, delivery, known.work)
         self.size_bytes += len(command) + _RUN_BYTES
-        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command, None, offset)
+        run = Defined(1, due_ms, known.queue, known.retention_ms, known.limits, known.work, command, None, offset, delivery)
         self.definitions[job_id] = run
         if due_ms <= self.now_ms:
             self._first(job_id, run)
@@ -1034,6 +1110,9 @@ class Step:
             if deadline_ms and deadline_ms <= now_ms:
                 self._die(job_id, known, state, Reason.TOTAL_TIMEOUT, trail, None, crashes=crashes)
                 return
+        if known.delivery is not None:
+            self._deliver(job_id, known, known.delivery, state)
+            return
         if not self._found(known.queue):
             self._park(job_id, known, state, attempt - 1, crashes, trail)
             return
@@ -1045,6 +1124,9 @@ class Step:
         self._dispatch(job_id, known, attempt, crashes, trails.terms(limits, trail, crashes), trail)
 
     def _dispatch(self, job_id: str, known: Defined, attempt: int, crashes: int, terms: Terms | None, trail: Trail | None) -> None:
+        if known.delivery is not None:
+            self._deliver(job_id, known, known.delivery, self._current(job_id, known))
+            return
         if known.queue not in self.queues and not self._found(known.queue):
             self._park(job_id, known, self._current(job_id, known), attempt - 1, crashes, trail)
             return
@@ -1066,6 +1148,39 @@ class Step:
             "trail": trail,
         }
         self.counts.dispatched += 1
+
+    def _deliver(self, job_id: str, known: Defined, delivery: Delivery, state: State) -> None:
+        """Puts a record on its topic, and so ends the job: the transaction that writes the state is the one that has the record.
+
+        Where that cannot be now, nothing is written but a timer: a topic that is missing for a day must not cost a record for each look.
+        """
+        wait_ms, refused = self.may_deliver(known.queue, job_id, known.generation)
+        if wait_ms:
+            self.counts.parked += 1
+            self.timers_set[timer_key(self._look_again_ms(known, wait_ms), job_id)] = None
+            return
+        self.token += 1  # also of what dies: a redrive names the death by it
+        if refused:
+            self._die(job_id, known, state, Reason.REFUSED, None, _refused(known, refused), token=self.token, slot_ms=known.due_ms)
+            return
+        try:
+            payload, headers = self.read_content(known.work)
+        except UndecodableRecord as error:
+            self._die(job_id, known, state, Reason.DAMAGED, None, _damaged(error), token=self.token, slot_ms=known.due_ms)
+            return
+        self.queues.add(known.queue)
+        self.size_bytes += _sent_bytes(known)
+        self.deliveries.append(Delivering(delivery, self.token, job_id, known.due_ms, payload, headers))
+        self.counts.delivered += 1
+        after = follow(state["phase"], Event.DELIVERED)
+        self._move(job_id, state, after, None, attempt=1, token=self.token, slot_ms=known.due_ms)
+
+    def _look_again_ms(self, known: Defined, wait_ms: int) -> int:
+        """When a record that cannot be put on its topic is looked at next: all that wait for as long are, at the same moments, so that
+        several timers of one job become one."""
+        again_ms = (self.now_ms // wait_ms + 1) * wait_ms
+        expires_ms = trails.expires_ms(known.limits)
+        return min(again_ms, expires_ms) if expires_ms else again_ms
 
     def _found(self, queue: str) -> bool:
         """Whether the queue exists; asked once a step."""
@@ -1229,6 +1344,21 @@ def _crash_limit(crashes: int) -> Failure:
         "machine's memory? Run it in a process of its own, or allow more crashes"
     )
     return {"type": "duewheel.CrashLimit", "message": message, "traceback": ""}
+
+
+def _sent_bytes(known: Defined) -> int:
+    """What handing out a job adds to a transaction."""
+    delivery = known.delivery
+    return len(known.work) if delivery is None else len(known.work) + len(delivery["key"] or b"") + _DELIVERY_BYTES
+
+
+def _refused(known: Defined, why: str) -> Failure:
+    message = f"topic {known.queue.removeprefix(LANE)!r} does not take this record: {why}; change the topic and redrive it, or drop it"
+    return {"type": "duewheel.DeliveryRefused", "message": message, "traceback": ""}
+
+
+def _damaged(error: UndecodableRecord) -> Failure:
+    return {"type": "duewheel.DeliveryDamaged", "message": str(error), "traceback": ""}
 
 
 def _total_timeout(limits: Limits | None) -> Failure:

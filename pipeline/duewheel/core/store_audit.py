@@ -12,9 +12,10 @@ Values beyond the mark are counted (`beyond`). A value at the mark that compacti
 newer one over when it is used next.
 
 Timers are not in the changelog. Each job that waits must have one, at the moment that follows from the store's own records; a run that
-goes on must have one at the end of its lease, or later where that was put off. Others do nothing, and are not looked at.
+goes on must have one at the end of its lease, or later where that was put off, and so a record to deliver whose topic did not take it.
+Others do nothing, and are not looked at.
 
-Costs: one walk over the store in the order of its keys, two look-ups a job; no memory but for what lies beyond the mark, and for leases
+Costs: one walk over the store in the order of its keys, two look-ups a job; no memory but for what lies beyond the mark, and for timers
 that were put off.
 """
 
@@ -77,7 +78,7 @@ class StoreAudit:
         self._peek_definition = peek_definition
         self._decode_state = decode_state
         self._later: dict[bytes, list[int]] = {}
-        self._leases: dict[str, int] = {}
+        self._put_off: dict[str, int] = {}
         self._progress = _NONE
         self.compared = 0
 
@@ -112,7 +113,7 @@ class StoreAudit:
                 yield from self._compared(store, key, value)
             if matched < self._count():
                 yield from self._missing(store)
-            yield from self._leases_put_off(store)
+            yield from self._timers_put_off(store)
         except StoreDamaged as error:
             yield Difference(Kind.STORE_UNREADABLE, self._audit.partition, None, {"error": str(error)})
 
@@ -166,19 +167,20 @@ class StoreAudit:
         wake_ms = timer_ms(known, state)
         if not wake_ms or store.has_timer(timer_key(wake_ms, job_id)):
             return
-        if state is not None and state["generation"] == known.generation and state["phase"] != Phase.WAITING:
-            self._leases[job_id] = wake_ms
+        goes_on = state is not None and state["generation"] == known.generation and state["phase"] != Phase.WAITING
+        if goes_on or (known.delivery is not None and known.recurrence is None):
+            self._put_off[job_id] = wake_ms
             return
         yield self._no_timer(job_id, wake_ms)
 
-    def _leases_put_off(self, store: StoreView) -> Iterator[Difference]:
-        if not self._leases:
+    def _timers_put_off(self, store: StoreView) -> Iterator[Difference]:
+        if not self._put_off:
             return
-        for key in store.timers(time_key(min(self._leases.values()))):
+        for key in store.timers(time_key(min(self._put_off.values()))):
             job_id = job_of(key)
-            if job_id in self._leases and due_of(key) >= self._leases[job_id]:
-                del self._leases[job_id]
-        for job_id, wake_ms in self._leases.items():
+            if job_id in self._put_off and due_of(key) >= self._put_off[job_id]:
+                del self._put_off[job_id]
+        for job_id, wake_ms in self._put_off.items():
             yield self._no_timer(job_id, wake_ms)
 
     def _no_timer(self, job_id: str, wake_ms: int) -> Difference:

@@ -12,13 +12,13 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from duewheel.core.limits import QUEUE_CHARS_MAX
+from duewheel.core.limits import QUEUE_CHARS_MAX, TOPIC_CHARS_MAX
 from duewheel.core.run_ids import home
 
 PREFIX_DEFAULT: Final = "duewheel"
 PARTITIONS_DEFAULT: Final = 16
 QUEUE_DEFAULT: Final = "default"
-_QUEUE: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,23 @@ def queue_fault(queue: str) -> str | None:
     """Why a queue cannot have this name, as the rest of a sentence that begins with the name; None where it can."""
     if len(queue) > QUEUE_CHARS_MAX:
         return f"has {len(queue):,} characters, at most {QUEUE_CHARS_MAX} are allowed"
-    if not _QUEUE.fullmatch(queue):
+    if not _LEGAL.fullmatch(queue):
         return f"cannot be part of a topic's name; use 1 to {QUEUE_CHARS_MAX} characters of a-z A-Z 0-9 . _ -"
     return None
+
+
+def topic_fault(topic: str) -> str | None:
+    """As `queue_fault`, for a topic, by Kafka's own rules."""
+    if len(topic) > TOPIC_CHARS_MAX:
+        return f"has {len(topic):,} characters, at most {TOPIC_CHARS_MAX} are allowed"
+    if topic in (".", "..") or not _LEGAL.fullmatch(topic):
+        return f"is no name of a topic; use 1 to {TOPIC_CHARS_MAX} characters of a-z A-Z 0-9 . _ -, and not . or .. alone"
+    return None
+
+
+def keyed_partition(key: bytes, partitions: int) -> int:
+    """The partition, 0 to `partitions` - 1, that Kafka's default partitioner gives a record with this key on any topic."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def murmur2(data: bytes) -> int:

@@ -115,3 +115,12 @@ def unknown_queue(queue: str) -> RejectedJob:
     """The refusal of a job that nobody could ever run."""
     message = f"queue {queue!r} has no dispatch topic; make it with: duewheel topics apply --queue {queue}"
     return RejectedJob(Reason.UNKNOWN_QUEUE, message)
+
+
+def not_allowed(topic: str) -> RejectedJob:
+    """The refusal of a record for a topic that nobody said may be delivered to."""
+    message = (
+        f"records may not be delivered to topic {topic!r}: it matches none of the processors' patterns, or belongs to this installation; "
+        f"start the processors with: duewheel processor --deliver-to {topic}"
+    )
+    return RejectedJob(Reason.TOPIC_NOT_ALLOWED, message)

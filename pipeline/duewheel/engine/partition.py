@@ -19,7 +19,7 @@ import structlog
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DAY_MS, HORIZON_MS, MINUTE_MS
 from duewheel.core.model import Phase, State
-from duewheel.core.step import Defined, Step, retention_ms, timer_ms
+from duewheel.core.step import Admission, Defined, Step, retention_ms, timer_ms
 from duewheel.core.wheel import Wheel, due_of, time_key, timer_key
 from duewheel.ports import Codec, Mark, Record, Store
 
@@ -217,7 +217,7 @@ class Partition:
 
     # --- steps ---
 
-    def step(self, now_ms: int, has_queue: Callable[[str], bool]) -> Step:
+    def step(self, now_ms: int, has_queue: Callable[[str], bool], may_deliver: Callable[[str, str, int], Admission]) -> Step:
         """A fresh overlay over what is committed."""
         catching_up = self.stage < Stage.ACTIVE
         # A wall clock that stepped back must not make an old ear answer for a new lease, nor make anybody wait until it is back.
@@ -232,6 +232,8 @@ class Partition:
             self._heard_ms,
             self._listening_ms,
             self._codec.splice_schedule,
+            may_deliver,
+            self._codec.decode_content,
             self._codec.revise_schedule,
         )
 

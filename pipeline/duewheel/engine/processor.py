@@ -34,15 +34,15 @@ from duewheel.core.errors import (
     UndecodableRecord,
 )
 from duewheel.core.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BATCH_TIMERS_MAX, MINUTE_MS, RECORD_BYTES_MAX
-from duewheel.core.model import DeadRunClosed
+from duewheel.core.model import DeadRunClosed, Delivery
 from duewheel.core.ownership import RELEASED, owned_by
 from duewheel.core.refusals import Headers, Refusal, refuse
-from duewheel.core.step import Counts, Step
+from duewheel.core.step import LANE, Admission, Counts, Delivering, Reason, Step
 from duewheel.core.timekeeper import Timekeeper
-from duewheel.core.topology import Topology
+from duewheel.core.topology import Topology, keyed_partition
 from duewheel.engine.dealing import Dealer
 from duewheel.engine.doubts import Doubts
-from duewheel.engine.intake import Command, CommandReader, Kind, unknown_queue
+from duewheel.engine.intake import Command, CommandReader, Kind, not_allowed, unknown_queue
 from duewheel.engine.partition import Partition, Stage
 from duewheel.engine.restore import Restore
 from duewheel.ports import (
@@ -119,6 +119,7 @@ class Processor:
         open_store: opens the local store of a partition.
         close_stores: lets others open them.
         partition_of: the timer partition of a key, given the number of partitions.
+        may_deliver_to: whether records may be delivered to a topic of this name; to none where it is not given.
         sleep: waits for so many seconds.
         broker_timeout_ms: how long the cluster may be away before `turn` gives up.
     """
@@ -139,6 +140,7 @@ class Processor:
         partition_of: Callable[[bytes, int], int],
         sleep: Callable[[float], None],
         broker_timeout_ms: int,
+        may_deliver_to: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         self._topology = topology
         self._clock = clock
@@ -173,6 +175,7 @@ class Processor:
         self._left_out: dict[str, None] = {}
         self._sleep = sleep
         self._broker_timeout_ms = broker_timeout_ms
+        self._is_allowed = may_deliver_to
         # By the steady clock: what comes round every few seconds must not wait for a wall clock that stepped back.
         self._contact_ms = clock.steady_ms()
         self._turned_ms = clock.steady_ms()
@@ -209,7 +212,8 @@ class Processor:
             moved = self._run(outcomes, commands, now_ms)
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
-            if not self._doubts.failed(self._sending, self._clock.steady_ms()):  # else it was a try, and says nothing of outcomes
+            steady_ms, why = self._clock.steady_ms(), str(error)
+            if not self._doubts.failed(self._sending, steady_ms, why, is_by_value=error.is_by_value):  # else it was a try of a queue
                 self._listen_anew(now_ms)
             self._doubt_batch()
             self._read_again()
@@ -342,6 +346,9 @@ class Processor:
             self._counts.add(batch.step.counts)
             if batch.step.left_out and len(self._left_out) < _JOBS_NAMED_MAX:
                 self._left_out |= dict.fromkeys(batch.step.left_out)
+            for death in batch.step.deaths:
+                if death.reason is Reason.REFUSED:
+                    self._doubts.lanes.buried(death.known.queue, death.job_id, death.known.generation)
             batch.partition.advance(batch.step, batch.intake_offset, batch.outcomes_offset)
         damage = None
         for batch in batches:
@@ -391,7 +398,9 @@ class Processor:
         partition = self._partitions.get(number)
         if partition is None or partition.stage < Stage.CATCHING_UP:
             return None
-        batch = _Batch(partition, partition.step(now_ms, self._takes), partition.intake_offset, partition.outcomes_offset)
+        batch = _Batch(
+            partition, partition.step(now_ms, self._takes, self._may_deliver), partition.intake_offset, partition.outcomes_offset
+        )
         batches[number] = batch
         return batch
 
@@ -425,14 +434,15 @@ class Processor:
                 continue
             batch.intake_offset = offset + 1
             if kind is Kind.SCHEDULE:
-                queue = what["queue"]
-                if queue in queues or self._queue_partitions(queue):
+                queue, delivery = what["queue"], what["delivery"]
+                fault = None if delivery is None and queue in queues else self._fault(queue, delivery)
+                if fault is None:
                     try:
                         batch.step.schedule(what, work, value, offset)
                     except RejectedJob as error:
                         batch.refused.append(refuse(record, error))
                 else:
-                    batch.refused.append(refuse(record, unknown_queue(queue)))
+                    batch.refused.append(refuse(record, fault))
             elif kind is Kind.FORWARD:
                 batch.forwarded.append((record, *what))
             elif kind is Kind.REFUSE:
@@ -442,6 +452,12 @@ class Processor:
                     _obey(batch.step, kind, offset, what)
                 except RejectedJob as error:
                     batch.refused.append(refuse(record, error))
+
+    def _fault(self, queue: str, delivery: Delivery | None) -> RejectedJob | None:
+        """Why nothing may go where a job is to go; None where it may. A topic to deliver to that is missing may be made by then."""
+        if delivery is not None:
+            return None if self._is_allowed(delivery["topic"]) else not_allowed(delivery["topic"])
+        return None if self._queue_partitions(queue) else unknown_queue(queue)
 
     def _fire(self, batches: dict[int, _Batch], now_ms: int) -> None:
         active = [partition for partition in self._partitions.values() if partition.stage == Stage.ACTIVE]
@@ -488,6 +504,8 @@ class Processor:
             topic, partitions = topics[queue]
             value = splice(token, job_id, generation, slot_ms, attempt, number, now_ms, terms, work)
             produce(topic, value, job_id.encode(), deal(queue, partitions))
+        if batch.step.deliveries:
+            self._deliver(transaction, batch.step.deliveries)
         for record, partition, headers in batch.forwarded:
             produce(topology.intake, record.value(), record.key(), partition, headers=headers)
         for refusal in batch.refused:
@@ -495,6 +513,16 @@ class Processor:
             produce(topology.dead_letter, self._codec.encode_dead_letter(letter), letter["key"])
         if batch.step.stops or batch.step.deaths or batch.step.closings:
             self._publish_endings(transaction, batch.step, number, now_ms)
+
+    def _deliver(self, transaction: Transaction, deliveries: Iterable[Delivering]) -> None:
+        """Puts records on the topics of others, on the partitions that Kafka's own clients would choose."""
+        for delivery, token, job_id, slot_ms, payload, headers in deliveries:
+            own = {"duewheel-job-id": job_id, "duewheel-slot-ms": str(slot_ms), "duewheel-token": str(token)}
+            topic, key, value = delivery["topic"], delivery["key"], None if delivery["tombstone"] else payload
+            partitions = self._taking[LANE + topic]
+            partition = self._dealer.deal(LANE + topic, partitions) if key is None else keyed_partition(key, partitions)
+            named = [(name, text.encode()) for name, text in (headers | own).items()]
+            transaction.produce(topic, value, key, partition, headers=named)
 
     def _publish_endings(self, transaction: Transaction, step: Step, number: int, now_ms: int) -> None:
         produce, topology, codec = transaction.produce, self._topology, self._codec
@@ -663,6 +691,16 @@ class Processor:
         self._taking[queue] = count
         return True
 
+    def _may_deliver(self, lane: str, job_id: str, generation: int) -> Admission:
+        """As `_takes`, for a record to deliver."""
+        count, steady_ms = self._queue_partitions(lane), self._clock.steady_ms()
+        if count == 0:
+            return self._doubts.lanes.away(lane, steady_ms)
+        admission = self._doubts.admits_record(lane, job_id, generation, steady_ms)
+        if not admission.wait_ms:
+            self._taking[lane] = count
+        return admission
+
     def _queue_partitions(self, queue: str) -> int:
         """How many partitions the queue's dispatch topic has; 0 where there is none.
 
@@ -685,6 +723,7 @@ class Processor:
         prefix = self._topology.dispatch("")
         counts = self._cluster.partition_counts()
         self._queues = {topic.removeprefix(prefix): count for topic, count in counts.items() if topic.startswith(prefix)}
+        self._queues |= {LANE + topic: count for topic, count in counts.items() if self._is_allowed(topic)}
         self._queues_asked_ms = steady_ms
 
 

@@ -48,6 +48,7 @@ class EnqueueInvoked(NamedTuple):
         replaces: whether it is to redefine a job that is known.
         recurrence: where it is to run again and again. Its runs are told as jobs of their own, that nobody asks for.
         rejects: whether it is to be refused, which leaves a dead letter, where the job is known.
+        delivers: whether it is a record to put on a topic, rather than work.
     """
 
     at_ms: int
@@ -59,6 +60,7 @@ class EnqueueInvoked(NamedTuple):
     replaces: bool = False
     recurrence: Recurrence | None = None
     rejects: bool = False
+    delivers: bool = False
 
 
 class CancelInvoked(NamedTuple):
@@ -144,6 +146,7 @@ class Defined(NamedTuple):
     due_ms: int
     created_ms: int = 0
     recurrence: Recurrence | None = None
+    delivers: bool = False
 
 
 class StateWritten(NamedTuple):
@@ -214,6 +217,18 @@ class Dispatched(NamedTuple):
     attempt: int
     slot_ms: int
     crashes: int = 0
+
+
+class Delivered(NamedTuple):
+    """A record that a job put on a topic of others. All that were committed must be told; `slot_ms` and `token` are in its headers."""
+
+    at_ms: int
+    topic: str
+    partition: int
+    offset: int
+    job_id: str
+    slot_ms: int
+    token: int
 
 
 class RunDied(NamedTuple):
@@ -438,6 +453,7 @@ Event: TypeAlias = (
     | Answered
     | Forgotten
     | Dispatched
+    | Delivered
     | RunDied
     | DeathClosed
     | DeadLettered

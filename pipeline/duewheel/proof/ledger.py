@@ -41,6 +41,7 @@ from duewheel.proof.history import (
     DeadLettered,
     DeathClosed,
     Defined,
+    Delivered,
     Dispatched,
     DropInvoked,
     Effect,
@@ -172,6 +173,7 @@ class Story:
     answered: list[Answered] = field(default_factory=list)
     forgotten: list[Forgotten] = field(default_factory=list)
     dispatches: list[Dispatched] = field(default_factory=list)
+    deliveries: list[Delivered] = field(default_factory=list)
     deaths: list[RunDied] = field(default_factory=list)
     closings: list[DeathClosed] = field(default_factory=list)
     starts: list[Started] = field(default_factory=list)
@@ -285,6 +287,7 @@ class Ledger:
             Answered: of_job("answered"),
             Forgotten: of_job("forgotten"),
             Dispatched: of_job("dispatches"),
+            Delivered: of_job("deliveries"),
             RunDied: of_job("deaths"),
             DeathClosed: of_job("closings"),
             DeadLettered: self.dead_letters.append,

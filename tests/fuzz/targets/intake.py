@@ -114,6 +114,7 @@ def _obedient() -> Sequence[bytes]:
         fixed: Any = {"job_id": f"j-{number}", "due_ms": _NOW_MS, "created_ms": _NOW_MS, "on_conflict": "IGNORE", "queue": "default"}
         schedule: Any = {**fixed, "retention_ms": 0, "limits": limits if guarded else None, "work": work}
         schedule["recurrence"] = recurrences[number % len(recurrences)] if recurring else None
+        schedule["delivery"] = {"topic": "orders", "key": b"k", "tombstone": False} if number % 7 == 1 and not guarded else None
         values.append(codec.encode_schedule(schedule))
         values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS, "reach": "DEFAULT"}))
         given: Any = [{}, {"due_ms": _NOW_MS, "payload": b"[]"}, {"limits": limits, "policy": policy}, {"headers": {"a": "b"}}, {}][

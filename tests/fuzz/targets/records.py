@@ -11,7 +11,7 @@ from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import Reader
 from duewheel.core.errors import UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
-from duewheel.core.step import Defined
+from duewheel.core.step import Defined, lane
 from tests.fuzz.samples import Breeder, encoded, malformed_values
 from tests.fuzz.target import Target, agree, demand
 from tests.records import COMMANDS, FUNCTIONS
@@ -75,8 +75,9 @@ def _check_peek(value: bytes, found: Any) -> None:
         return
     demand(not isinstance(found, UndecodableRecord), f"a glance refuses a good definition: {found}")
     schedule = whole[1]["schedule"]
-    rest = (schedule["recurrence"], whole[1]["offset"])
-    seen = (whole[1]["generation"], schedule["due_ms"], schedule["queue"], schedule["retention_ms"], schedule["limits"])
+    rest = (schedule["recurrence"], whole[1]["offset"], schedule["delivery"])
+    queue = lane(schedule["queue"], schedule["delivery"])
+    seen = (whole[1]["generation"], schedule["due_ms"], queue, schedule["retention_ms"], schedule["limits"])
     agree("what a glance sees", found, Defined(*seen, encode_work(schedule["work"]), encode_schedule(schedule), *rest))
 
 

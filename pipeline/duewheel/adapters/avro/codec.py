@@ -37,6 +37,7 @@ __all__ = [
     "Codec",
     "current_command",
     "decode_command",
+    "decode_content",
     "decode_dead_letter",
     "decode_dead_letter_topic",
     "decode_dead_run",
@@ -109,6 +110,7 @@ class Codec(Decoder):
 _CODEC: Final = Codec(Reader())
 
 decode_command = _CODEC.decode_command
+decode_content = _CODEC.decode_content
 decode_dead_letter = _CODEC.decode_dead_letter
 decode_dead_letter_topic = _CODEC.decode_dead_letter_topic
 decode_dead_run = _CODEC.decode_dead_run

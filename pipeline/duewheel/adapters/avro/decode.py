@@ -37,6 +37,7 @@ from duewheel.adapters.avro.encode import (
 from duewheel.adapters.avro.schemas import CURRENT, HEADER_BYTES
 from duewheel.adapters.avro.strict import Reader
 from duewheel.adapters.avro.varints import FIRST, SECOND, THIRD, long_at
+from duewheel.core.errors import Reason, UndecodableRecord
 from duewheel.core.limits import DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from duewheel.core.model import (
     Answer,
@@ -46,6 +47,7 @@ from duewheel.core.model import (
     DeadRun,
     DeadRunClosed,
     Definition,
+    Delivery,
     Dispatch,
     Drop,
     Ending,
@@ -62,7 +64,7 @@ from duewheel.core.model import (
     Terms,
     Trail,
 )
-from duewheel.core.step import Defined
+from duewheel.core.step import Defined, lane
 
 _SCHEDULE: Final = CURRENT["Schedule"].header
 _CANCEL: Final = CURRENT["Cancel"].header
@@ -116,15 +118,17 @@ class _Middle(NamedTuple):
     queue: str
     limits: Limits | None
     recurrence: Recurrence | None
+    delivery: Delivery | None
     task: str
     content_type: str
     work_at: int  # counted from the beginning of `encoded`
 
 
-# By their first bytes. No shorter middle is legal: seven lengths and numbers, a letter each of queue and task, and application/json.
+# By their first bytes. No shorter middle is legal: eight lengths and numbers, a letter each of queue and task, and application/json.
 # Nothing was checked yet when it is remembered: a task's name of a megabyte is not.
-_MIDDLE_BYTES_MIN: Final = 25
+_MIDDLE_BYTES_MIN: Final = 26
 _middles: dict[bytes, _Middle] = {}
+_DELIVERIES_REMEMBERED_MAX: Final = 100
 
 # By all of their bytes.
 _policies: dict[bytes, Policy] = {}
@@ -228,14 +232,28 @@ class Decoder:
         return Defined(
             record["generation"],
             schedule["due_ms"],
-            schedule["queue"],
+            lane(schedule["queue"], schedule["delivery"]),
             schedule["retention_ms"],
             schedule["limits"],
             encode_work(schedule["work"]),
             encode_schedule(schedule),
             schedule["recurrence"],
             record["offset"],
+            schedule["delivery"],
         )
+
+    def decode_content(self, work: bytes) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers of encoded work, as it ends a Schedule that was decoded or peeked at."""
+        try:
+            _, at = _string_at(work, 0)
+            _, at = _string_at(work, at)
+            payload, at = _bytes_at(work, at)
+            headers = _long_headers_at(work, at)[0] if work[at] else {}
+        except _UNUSUAL as error:
+            raise UndecodableRecord(
+                Reason.MALFORMED, "the work of a job that is kept is damaged, so that it cannot be delivered"
+            ) from error
+        return payload, headers
 
     def decode_state(self, value: bytes | None) -> State:
         """A State."""
@@ -313,7 +331,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
     middle = _middles.get(value[middle_at : middle_at + _MIDDLE_BYTES_MIN])
     if middle is None or not value.startswith(middle[0], middle_at):
         middle = _read_middle(value, middle_at)
-    encoded, on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at = middle
+    encoded, on_conflict, retention_ms, queue, limits, recurrence, delivery, task, content_type, work_at = middle
     payload, at = _bytes_at(value, middle_at + len(encoded))
     headers: dict[str, str]
     policy: Policy | None
@@ -333,6 +351,7 @@ def _schedule(value: bytes) -> ScheduleCommand:
             "queue": queue,
             "limits": limits,
             "recurrence": recurrence,
+            "delivery": delivery,
             "work": {"task": task, "content_type": content_type, "payload": payload, "headers": headers, "policy": policy},
         },
         value[middle_at + work_at :],
@@ -346,19 +365,26 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
     retention_ms, at = long_at(value, begin + 1)
     queue, at = _string_at(value, at)
     limits, at = _limits_at(value, at)
-    recurrence, work_at = _recurrence_at(value, at)
+    recurrence, at = _recurrence_at(value, at)
+    delivery, work_at = _delivery_at(value, at)
     task, at = _string_at(value, work_at)
     content_type, at = _string_at(value, at)
     on_conflict = _CONFLICTS[conflict >> 1]
-    middle = _Middle(value[begin:at], on_conflict, retention_ms, queue, limits, recurrence, task, content_type, work_at - begin)
-    # What expires, begins or ends does so at a time of its own, most likely: remembering it would push out what others share.
-    has_own_time = (limits is not None and limits["expires_ms"]) or (
-        recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"])
+    middle = _Middle(value[begin:at], on_conflict, retention_ms, queue, limits, recurrence, delivery, task, content_type, work_at - begin)
+    # What expires, begins or ends does so at a time of its own, most likely, and a key is of one thing: remembering them would push out
+    # what others share.
+    is_its_own = (
+        (limits is not None and limits["expires_ms"])
+        or (recurrence is not None and (recurrence["start_ms"] or recurrence["end_ms"]))
+        or (delivery is not None and delivery["key"] is not None)
     )
-    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not has_own_time:
+    begins = value[begin : begin + _MIDDLE_BYTES_MIN]
+    # Topics, unlike queues, may be thousands, and many begin alike: each in the other's place, they cost four times as much as forgotten.
+    has_room = delivery is None or (len(_middles) < _DELIVERIES_REMEMBERED_MAX and begins not in _middles)
+    if len(middle.encoded) <= REMEMBERED_BYTES_MAX and not is_its_own and has_room:
         if len(_middles) >= REMEMBERED_MAX:
             _middles.clear()
-        _middles[value[begin : begin + _MIDDLE_BYTES_MIN]] = middle
+        _middles[begins] = middle
     return middle
 
 
@@ -404,13 +430,14 @@ def _defined(value: bytes) -> Defined:
     return Defined(
         generation,
         FIRST[a] + SECOND[b] + THIRD[c],
-        middle.queue,
+        middle.queue if middle.delivery is None else lane(middle.queue, middle.delivery),
         middle.retention_ms,
         middle.limits,
         value[middle_at + middle.work_at :],
         _SCHEDULE + value[schedule_at:],
         middle.recurrence,
         offset,
+        middle.delivery,
     )
 
 
@@ -658,6 +685,20 @@ def _recurrence_at(value: bytes, at: int) -> tuple[Recurrence | None, int]:
         "overlap": overlap,
         "overlap_max": overlap_max,
     }, at
+
+
+def _delivery_at(value: bytes, at: int) -> tuple[Delivery | None, int]:
+    branch = value[at]
+    if branch == 0:
+        return None, at + 1
+    if branch != _SOME:
+        raise ValueError("no delivery")
+    topic, at = _string_at(value, at + 1)
+    key, at = _output_at(value, at)
+    tombstone = value[at]
+    if tombstone > 1:
+        raise ValueError("no boolean")
+    return {"topic": topic, "key": key, "tombstone": tombstone == 1}, at + 1
 
 
 def _symbol_at(value: bytes, at: int, symbols: list[str]) -> tuple[str, int]:

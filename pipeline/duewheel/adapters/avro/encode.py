@@ -27,6 +27,7 @@ from duewheel.core.model import (
     DeadRun,
     DeadRunClosed,
     Definition,
+    Delivery,
     Dispatch,
     Drop,
     Ending,
@@ -85,7 +86,7 @@ def encode_schedule(record: Schedule) -> bytes:
     payload = work["payload"]
     headers = work["headers"]
     policy = work["policy"]
-    if record["limits"] is None and record["recurrence"] is None:
+    if record["limits"] is None and record["recurrence"] is None and record["delivery"] is None:
         pieces = (record["on_conflict"], record["retention_ms"], record["queue"], work["task"], work["content_type"])
         middle = _middles.get(pieces) or _remember(_middles, pieces, _middle(record))
     else:
@@ -106,7 +107,16 @@ def encode_schedule(record: Schedule) -> bytes:
     )
 
 
-def splice_schedule(job_id: str, due_ms: int, created_ms: int, retention_ms: int, queue: str, limits: Limits | None, work: bytes) -> bytes:
+def splice_schedule(
+    job_id: str,
+    due_ms: int,
+    created_ms: int,
+    retention_ms: int,
+    queue: str,
+    limits: Limits | None,
+    delivery: Delivery | None,
+    work: bytes,
+) -> bytes:
     """The Schedule of a job that runs once, around `work`, the encoded work of another."""
     return b"".join(
         (
@@ -119,6 +129,7 @@ def splice_schedule(job_id: str, due_ms: int, created_ms: int, retention_ms: int
             _string(queue),
             b"\0" if limits is None else _limits(limits),
             b"\0",
+            b"\0" if delivery is None else _delivery(delivery),
             work,
         )
     )
@@ -274,7 +285,7 @@ def encode_work(work: Work) -> bytes:
 
 def _middle(record: Schedule) -> bytes:
     """Of a Schedule, everything from `on_conflict` to `content_type`."""
-    limits, recurrence, work = record["limits"], record["recurrence"], record["work"]
+    limits, recurrence, delivery, work = record["limits"], record["recurrence"], record["delivery"], record["work"]
     return b"".join(
         (
             LAST[CONFLICTS[record["on_conflict"]] << 1],
@@ -282,6 +293,7 @@ def _middle(record: Schedule) -> bytes:
             _string(record["queue"]),
             b"\0" if limits is None else _limits(limits),
             b"\0" if recurrence is None else _recurrence(recurrence),
+            b"\0" if delivery is None else _delivery(delivery),
             _string(work["task"]),
             _string(work["content_type"]),
         )
@@ -349,6 +361,10 @@ def _recurrence(recurrence: Recurrence) -> bytes:
             long(recurrence["overlap_max"]),
         )
     )
+
+
+def _delivery(delivery: Delivery) -> bytes:
+    return b"".join((b"\2", _string(delivery["topic"]), _output(delivery["key"]), b"\1" if delivery["tombstone"] else b"\0"))
 
 
 def _terms(terms: Terms) -> bytes:

@@ -9,6 +9,9 @@ Every error is judged by its flags, never by its code, since the same code comes
     abort required   → flush, abort, `TransactionAborted`: nothing of it is visible
     anything else    → the producer is thrown away. During commit that is `TransactionUnknown`, before it `TransactionAborted`
 
+A producer that a broker refused a record is aborted in good order and then thrown away, too: it would go on with sequence numbers behind
+those that the broker never saw, so that its next transaction fails, or hangs (measured). A new one takes 0.1 s.
+
 A producer that was thrown away is never used again: librdkafka has no client side of KIP-890, so its late marker could land in the
 next transaction. Its successor with the same transactional id calls init_transactions, which bumps the epoch and thereby ends
 whatever was open.
@@ -39,6 +42,9 @@ _INIT_TIMEOUT_S: Final = 5.0  # one try of init_transactions; callers go on poll
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.5
 _ABORT_FLUSH_S: Final = 5.0
+# What brokers say of a record that is too large for its topic, or has no key where the topic is compacted; and the client, of a size.
+_BY_VALUE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
+_REFUSED: Final = _BY_VALUE | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER}
 
 
 class KafkaTransactions:
@@ -160,7 +166,9 @@ class KafkaTransactions:
             failure = error.args[0]
             if failure.txn_requires_abort() and not failure.fatal():
                 self._abort(producer)
-                raise TransactionAborted(str(failure)) from error
+                if failure.code() in _REFUSED and producer in self._producers:
+                    self._discard(producer, failure)
+                raise TransactionAborted(str(failure), is_by_value=failure.code() in _BY_VALUE) from error
             self._discard(producer, error)
             raise TransactionUnknown(str(failure)) from error
 
@@ -198,7 +206,8 @@ class _KafkaTransaction:
             self._open = False
             self._output._abort(self._producer)
             if isinstance(error, (KafkaException, BufferError)):
-                raise TransactionAborted(str(error)) from error
+                is_by_value = isinstance(error, KafkaException) and error.args[0].code() in _BY_VALUE
+                raise TransactionAborted(str(error), is_by_value=is_by_value) from error
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
         self.commit_later(offsets).settle()

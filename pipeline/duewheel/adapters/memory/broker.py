@@ -22,13 +22,18 @@ RECORD_BYTES_MAX: Final = 1_200_000
 
 
 class Broker:
-    """The cluster. There is one; replication and elections show only as faults."""
+    """The cluster. There is one; replication and elections show only as faults.
+
+    Attributes:
+        record_bytes_max: what topics take at most of a value, where it is less than the default.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.topics: dict[str, list[Log]] = {}
         self.groups: dict[str, Group] = {}
         self.transactions = Coordinator(world)
+        self.record_bytes_max: dict[str, int] = {}
 
     def create(self, topic: str, partitions: int) -> None:
         self.topics[topic] = [Log(topic, partition) for partition in range(partitions)]

@@ -69,7 +69,7 @@ class Producer:
         self, topic: str, value: bytes | None, key: bytes | None = None, partition: int = -1, headers: Headers | None = None
     ) -> None:
         if len(value or b"") + len(key or b"") > RECORD_BYTES_MAX:
-            raise Fault(Kind.ABORT, f"MSG_SIZE_TOO_LARGE: a record for {topic}")
+            raise Fault(Kind.ABORT, f"MSG_SIZE_TOO_LARGE: a record for {topic}", is_by_value=True)
         logs = self._broker.topics.get(topic)
         if partition < 0 and logs is not None:
             partition = partition_of(key or b"", len(logs))
@@ -125,6 +125,9 @@ class Producer:
                 if log is None:
                     # librdkafka gives it half a minute to appear, which is longer than we wait for a commit.
                     raise Fault(Kind.RETRIABLE, f"UNKNOWN_TOPIC_OR_PART: {topic} [{partition}]")
+                limit = self._broker.record_bytes_max.get(topic, RECORD_BYTES_MAX)
+                if any(len(value or b"") > limit for _, value, _ in records):
+                    raise Fault(Kind.ABORT, f"MSG_SIZE_TOO_LARGE: a record for {topic}", is_by_value=True)
                 self._broker.transactions.produce(self.id, self._epoch, TIMEOUT_MS, log, records)
                 self._is_open = True
 
@@ -261,7 +264,7 @@ class MemoryTransactions:
             raise error
         if error.kind is Kind.ABORT:
             self._abort(producer)
-            raise TransactionAborted(str(error)) from error
+            raise TransactionAborted(str(error), is_by_value=error.is_by_value) from error
         self._discard(producer)
         raise TransactionUnknown(str(error)) from error
 
@@ -294,7 +297,7 @@ class _MemoryTransaction:
             self._open = False
             self._output._abort(self._producer)
             if isinstance(error, Fault):
-                raise TransactionAborted(str(error)) from error
+                raise TransactionAborted(str(error), is_by_value=error.is_by_value) from error
 
     def commit(self, offsets: Mapping[str, Sequence[Offset]]) -> None:
         self.commit_later(offsets).settle()

@@ -39,12 +39,14 @@ class Fault(Exception):
     Attributes:
         kind: what follows from it.
         lands_us: after how long a transaction's end takes effect all the same, if nobody was given its id by then.
+        is_by_value: a record is refused for what it is.
     """
 
-    def __init__(self, kind: Kind, message: str, lands_us: int | None = None) -> None:
+    def __init__(self, kind: Kind, message: str, lands_us: int | None = None, *, is_by_value: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
         self.lands_us = lands_us
+        self.is_by_value = is_by_value
 
 
 class Crash(BaseException):

@@ -5,6 +5,7 @@ times.py      nothing is early, and nothing late without an excuse
 fencing.py    tokens rise, and each dispatch is started once
 slots.py      every slot of a recurring job is run once, or told as left out
 failures.py   what is cancelled, dead, crashing or silent is treated as it must be
+deliveries.py what is delivered to a topic lies there once
 changes.py    what is asked to change is answered once, and what is paused does not start
 logs.py       offsets, backlogs, and that all witnesses know the same
 """
@@ -15,6 +16,7 @@ from typing import Final
 
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.invariants.changes import AnsweredOnce, PausedStays
+from duewheel.proof.invariants.deliveries import DeliveredOnce
 from duewheel.proof.invariants.failures import CancelledStays, CrashLimit, HeardOut, OneDeadLetter
 from duewheel.proof.invariants.fencing import StartedOnce, TokensRise
 from duewheel.proof.invariants.logs import BacklogDrains, OffsetsRise, WitnessesAgree
@@ -32,6 +34,7 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
     StartedOnce(),
     SlotsMatched(),
     EverySlotOnce(),
+    DeliveredOnce(),
     CancelledStays(),
     OffsetsRise(),
     WitnessesAgree(),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from duewheel.core.model import Action, Phase
 from duewheel.core.run_ids import parse
-from duewheel.proof.history import Answered, ChangeInvoked, Defined, Dispatched
+from duewheel.proof.history import Answered, ChangeInvoked, Defined, Delivered, Dispatched
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.ledger import Ledger, Pause, Story
 
@@ -64,7 +64,9 @@ class AnsweredOnce(Invariant):
 
 
 class PausedStays(Invariant):
-    """A paused job is not dispatched, and hands out no runs, from the record that says so until it is resumed, run, or defined anew."""
+    """A paused job is not dispatched or delivered, and hands out no runs, from the record that says so until it is resumed, run, or defined
+    anew.
+    """
 
     title = "started although paused"
 
@@ -83,7 +85,8 @@ class PausedStays(Invariant):
 
     def _dispatched(self, story: Story, pauses: list[Pause]) -> Iterator[Violation]:
         for pause in pauses:
-            for dispatch in story.dispatches:
+            sent: list[Dispatched | Delivered] = [*story.dispatches, *story.deliveries]
+            for dispatch in sent:
                 if dispatch.token > pause.token and not _is_after(story, dispatch, pause):
                     sentence = f"job {story.job_id!r} was paused at {pause.begun.at_ms}, and token {dispatch.token} went out meanwhile"
                     yield self.broken(story.job_id, sentence, pause.begun, dispatch, pause.until)
@@ -111,7 +114,7 @@ def is_run_beside(ledger: Ledger, recurring: Story, slot_ms: int) -> bool:
     return any(0 <= slot_ms - change.created_ms < _BESIDE_MS for change in asked)
 
 
-def _is_after(story: Story, dispatch: Dispatched, pause: Pause) -> bool:
+def _is_after(story: Story, dispatch: Dispatched | Delivered, pause: Pause) -> bool:
     """Whether a dispatch came when the pause was over: by its own state record, which is of the same transaction."""
     if pause.until is None:
         return False

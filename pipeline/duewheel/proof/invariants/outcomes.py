@@ -254,8 +254,8 @@ def _missing_cause(ledger: Ledger, story: Story, run: Run, end: End) -> str:
     phase, token = end.phase, end.token
     outcome = story.deciding.get(token)
     told = outcome.result if outcome is not None else None
-    if phase == Phase.SUCCEEDED and run.defined is not None and run.defined.recurrence is not None:
-        return ""  # no slot of it is left
+    if phase == Phase.SUCCEEDED and run.defined is not None and (run.defined.recurrence is not None or run.defined.delivers):
+        return ""  # no slot of it is left; or DeliveredOnce tells
     if phase == Phase.SUCCEEDED:
         if not any(o.token == token and o.result == Result.SUCCEEDED for o in story.outcomes):
             return "no worker said so"

@@ -11,7 +11,7 @@ from duewheel.proof.ledger import Ledger, Run, Story
 
 
 class NeverEarly(Invariant):
-    """No job is dispatched, started or effective before its due time, and no later attempt is dispatched before its wait is over.
+    """No job is dispatched, delivered, started or effective before its due time, and no later attempt before its wait is over.
 
     There is no tolerance, whatever the faults were.
     """
@@ -32,6 +32,10 @@ class NeverEarly(Invariant):
                 if event.at_ms < due_ms:
                     what = f"{type(event).__name__} of job {story.job_id!r}, token {event.token}, was at {event.at_ms}"
                     found.append(self.broken(story.job_id, f"{what}: {due_ms - event.at_ms} ms before it was due", run_of.defined, event))
+            for record in story.deliveries:
+                if record.at_ms < record.slot_ms:
+                    what = f"job {story.job_id!r} was delivered at {record.at_ms}, {record.slot_ms - record.at_ms} ms before it was due"
+                    found.append(self.broken(story.job_id, what, record))
         return found
 
     def _waits(self, story: Story, run: Run) -> Iterator[Violation]:
