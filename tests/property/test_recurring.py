@@ -32,7 +32,7 @@ happenings = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0, 1, 5 * SECOND_MS, 20 * SECOND_MS, MINUTE_MS, MINUTE_MS, 10 * MINUTE_MS, HOUR_MS])),
     st.tuples(st.just("outcome"), st.integers(0, 3), st.sampled_from([*OFTEN, *OFTEN, Result.STARTED, Result.LOST, Result.CANCELLED])),
     st.tuples(st.sampled_from(["cancel run", "redrive run"]), st.integers(0, 3)),
-    st.tuples(st.just("define"), recurrences, st.sampled_from([-30 * SECOND_MS, 0, MINUTE_MS])),
+    st.tuples(st.just("define"), recurrences, st.sampled_from([-30 * SECOND_MS, 0, MINUTE_MS, None, None])),
     st.tuples(st.sampled_from(["cancel", "forget"])),
 )
 histories = st.lists(st.one_of(happenings, happenings.filter(lambda happening: happening[0] in ("wait", "outcome"))), max_size=40)
@@ -49,6 +49,9 @@ def happen(life: Life, kind: str, *what: Any) -> None:
         life.pass_time(what[0])
     elif kind == "define":
         recurrence, due_in_ms = what
+        known = life.defined("r")
+        if due_in_ms is None:  # with the anchor of the one before, so that it goes on with that
+            due_in_ms = 0 if known is None else known.due_ms - life.now_ms
         recurrence = {**recurrence, "end_ms": recurrence["end_ms"] and life.now_ms + recurrence["end_ms"]}
         fields = {"created_ms": life.now_ms, "on_conflict": OnConflict.REPLACE, "recurrence": recurrence, "retention_ms": DAY_MS}
         life.command(schedule("r", life.now_ms + due_in_ms, **fields))
@@ -113,3 +116,16 @@ def test_no_more_runs_go_on_than_may(kind: Any, misfire: str, overlap: tuple[str
         happen(life, *happening)
         slots_ms = {int(job_id.rpartition("@")[2]) for job_id in begun(life)}
         assert sum(goes_on(life, slot_ms) for slot_ms in slots_ms) <= most
+
+
+def test_a_slot_that_waited_its_turn_is_no_phantom_under_a_definition_that_does_not_have_it() -> None:
+    life = Life()
+    happen(life, "define", every(10 * SECOND_MS, overlap="QUEUE"), 0)
+    happen(life, "wait", 0)
+    happen(life, "wait", 15 * SECOND_MS)
+    happen(life, "define", every(MINUTE_MS, overlap="QUEUE"), None)
+    happen(life, "wait", SECOND_MS)
+    happen(life, "outcome", 0, Result.SUCCEEDED)
+    happen(life, "wait", SECOND_MS)
+    assert len(begun(life)) == 2
+    assert differences(life.logs, life.now_ms) == []

@@ -561,3 +561,15 @@ def test_slots_that_passed_while_paused_are_counted_where_other_slots_follow() -
     world.end(run(0))
     world.run_until(at(36))
     assert world.slots() == [at(0), at(36)]
+
+
+def test_a_definition_that_follows_a_paused_one_begins_when_it_was_made_and_not_with_the_next_slot_of_that() -> None:
+    world = Changing()
+    world.ask(schedule(every(60 * MINUTE_MS)))
+    world.settle()
+    world.end(run(0))
+    world.change(Action.PAUSE)
+    world.run_until(at(35))
+    world.ask(schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW), created_ms=at(35), on_conflict=OnConflict.REPLACE))
+    world.run_until(at(51))
+    assert (world.slots(), world.left_out()) == ([at(0), at(40), at(50)], (0, 0))

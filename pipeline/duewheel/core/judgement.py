@@ -112,6 +112,8 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
         return
     if recurrence is None or not recurring.generation or job.defined_ms <= recurring.defined_ms:
         return  # of a generation that is gone: when it was due nobody knows any more
+    if recurring.generation > 1 and run.slot_ms < recurring.created_ms:
+        return  # the slot is one of the definition before, which waited its turn, or was left to this one
     is_slot = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or (
         next_slot_ms(recurrence, recurring.due_ms, run.slot_ms - 1) == run.slot_ms
     )

@@ -1335,7 +1335,7 @@ def _given_up(paused: _Before, until_ms: int) -> _Before:
     if pending_ms != paused.queued_ms and paused.recurrence["kind"] != RecurrenceKind.EVERY_AFTER:
         found = missed(paused.recurrence, paused.due_ms, pending_ms, until_ms)
         passed = len(found.fire) + found.skipped
-    return paused._replace(decided_ms=max(until_ms, paused.decided_ms), unfit=passed)
+    return paused._replace(decided_ms=until_ms, unfit=passed)
 
 
 def _crash_limit(crashes: int) -> Failure:

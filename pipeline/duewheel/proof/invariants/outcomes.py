@@ -154,9 +154,10 @@ class NoPhantom(Invariant):
         for record in story.defined:
             if recurring is not None and is_run_beside(ledger, recurring, run.slot_ms):
                 continue
-            if not any(
-                e.recurrence and _is_slot(e.recurrence, due_ms, run, record.due_ms) for e in asked for due_ms in (e.due_ms, *anchors)
-            ):
+            # A slot that waited its turn is handed out as the definition of then has it, with its jitter.
+            is_slot = any(e.recurrence and _is_slot(e.recurrence, due_ms, run) for e in asked for due_ms in (e.due_ms, *anchors))
+            begins = {jittered_ms(e.recurrence, run.job_id, run.slot_ms) for e in asked if e.recurrence is not None}
+            if not is_slot or record.due_ms not in begins:
                 sentence = f"run {story.job_id!r} was defined for {record.due_ms}, which is no slot of what was asked for as {run.job_id!r}"
                 yield self.broken(story.job_id, sentence, record)
 
@@ -231,10 +232,8 @@ def _is_given(record: Defined, story: Story, updates: Sequence[ChangeInvoked]) -
     return record.due_ms in known or (at_once and record.due_ms <= record.at_ms)  # by its owner's clock, which may be behind
 
 
-def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId, begins_ms: int) -> bool:
-    """Whether a run that begins then stands for a slot of a job that was asked for so."""
-    if begins_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
-        return False
+def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId) -> bool:
+    """Whether a run stands for a slot of a job that was asked for so."""
     if recurrence["kind"] == RecurrenceKind.EVERY_AFTER:
         return run.slot_ms >= max(due_ms, recurrence["start_ms"])
     return next_slot_ms(recurrence, due_ms, run.slot_ms - 1) == run.slot_ms
