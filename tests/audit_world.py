@@ -99,7 +99,7 @@ def _fold_intake(logs: Logs, audit: Audit) -> None:
         if name == "schedule":
             audit.schedule(offset, at_ms, record, hash(codec.encode_schedule(record)))
         elif name == "cancel":
-            audit.cancel(record["job_id"], at_ms)
+            audit.cancel(at_ms, record)
         elif name == "drop":
             audit.drop(record["job_id"])
         elif name == "change":
@@ -159,9 +159,9 @@ class Life:
 
         self.step(obey)
 
-    def change(self, name: str, job_id: str) -> None:
+    def change(self, name: str, job_id: str, reach: str = "DEFAULT") -> None:
         """Somebody cancels, redrives or drops a job."""
-        record: Any = {"job_id": job_id, "token": self.token(job_id), "created_ms": 0}
+        record: Any = {"job_id": job_id, "token": self.token(job_id), "created_ms": 0, "reach": reach}
         self.logs.intake.append((self.now_ms, name, record))
 
         def obey(step: Step) -> None:

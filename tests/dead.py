@@ -35,7 +35,13 @@ def dead_run(job_id: str, token: int, **fields: Any) -> DeadRun:
     schedule: dict[str, Any] = {"job_id": job_id, "due_ms": DIED_MS - 9_000, "created_ms": DIED_MS - 9_500, "on_conflict": "IGNORE"}
     schedule |= {"retention_ms": 86_400_000, "queue": "mail", "limits": None, "recurrence": None, "delivery": None, "work": work}
     trail: dict[str, Any] = {"wake_ms": 0, "lease_ms": 0, "first_ms": DIED_MS - 9_000, "output": None}
-    trail |= {"endings": [ending(attempt, token - 5 + attempt) for attempt in range(1, 6)], "runs": [], "queued_ms": 0, "answers": []}
+    trail |= {
+        "endings": [ending(attempt, token - 5 + attempt) for attempt in range(1, 6)],
+        "runs": [],
+        "queued_ms": 0,
+        "answers": [],
+        "is_quiet": False,
+    }
     state: dict[str, Any] = {"generation": 1, "phase": Phase.FAILED, "attempt": 5, "crashes": 1, "token": token, "slot_ms": DIED_MS - 9_000}
     state |= {"changed_ms": DIED_MS, "error": ERROR, "trail": trail}
     run: dict[str, Any] = {"job_id": job_id, "token": token, "timer_partition": 3, "died_ms": DIED_MS, "reason": "failed"}

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from duewheel.core.errors import RejectedJob
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Action, Change, Limits, OnConflict, Outcome, Phase, Result, Schedule, State
+from duewheel.core.model import Action, Change, Limits, OnConflict, Outcome, Phase, Reach, Result, Schedule, State
 from duewheel.core.run_ids import home, parse
 from duewheel.core.step import ADMITTED, Admission, Dispatching, Step
 from duewheel.core.step import Defined as Known
@@ -376,9 +376,10 @@ class Producer:
         }
 
     def cancel(self) -> None:
-        call = f"call-{self.world.number()}"
-        self.world.tell(CancelInvoked(self.world.now_ms, call, self.job_id))
-        self._send(call, lambda step, offset: step.cancel({"job_id": self.job_id, "created_ms": step.now_ms}))
+        number = self.world.number()
+        call, reach = f"call-{number}", list(Reach)[number % len(Reach)]
+        self.world.tell(CancelInvoked(self.world.now_ms, call, self.job_id, reach))
+        self._send(call, lambda step, offset: step.cancel({"job_id": self.job_id, "created_ms": step.now_ms, "reach": reach}))
 
     def pause(self) -> None:
         """Holds it up for a while."""

@@ -23,7 +23,7 @@ def main() -> None:
         if not files:
             sys.exit(f"{name}/ is empty in the wheel")
         click.echo(f"  {name}: {len(files)} files")
-    cancel = Cancel(job_id="a", created_ms=1)
+    cancel = Cancel(job_id="a", created_ms=1, reach="DEFAULT")
     if codec.decode_command(codec.encode_cancel(cancel))[1] != cancel:
         sys.exit("a command does not come back as it went")
     click.echo(f"duewheel {version('duewheel')} works where nothing else is installed")

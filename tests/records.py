@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from duewheel.core.model import Action, Closing, Misfire, Overlap, Phase, RecurrenceKind, Result
+from duewheel.core.model import Action, Closing, Misfire, Overlap, Phase, Reach, RecurrenceKind, Result
 from duewheel.resources import folder
 
 TIME_MS: Final = 1_790_000_000_000
@@ -125,6 +125,7 @@ trails = st.one_of(
             "answers": st.lists(
                 st.fixed_dictionaries({"offset": tokens, "taken_ms": times, "reason": texts, "message": texts}), max_size=2
             ),
+            "is_quiet": st.booleans(),
         }
     ),
 )
@@ -146,7 +147,7 @@ of_dead_runs = st.fixed_dictionaries({"job_id": texts, "token": tokens, "created
 
 RECORDS: Final[dict[str, st.SearchStrategy[dict[str, Any]]]] = {
     "Schedule": schedules,
-    "Cancel": st.fixed_dictionaries({"job_id": texts, "created_ms": times}),
+    "Cancel": st.fixed_dictionaries({"job_id": texts, "created_ms": times, "reach": st.sampled_from(list(Reach)).map(str)}),
     "Redrive": of_dead_runs,
     "Drop": of_dead_runs,
     "Change": st.fixed_dictionaries(

@@ -70,7 +70,17 @@ def terms(record: Schedule) -> Terms | None:
     return limits and {"crashes": 0, "is_last_life": False, "expires_ms": limits["expires_ms"], "deadline_ms": 0}
 
 
-NO_TRAIL: Trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0, "answers": []}
+NO_TRAIL: Trail = {
+    "wake_ms": 0,
+    "lease_ms": 0,
+    "first_ms": 0,
+    "output": None,
+    "endings": [],
+    "runs": [],
+    "queued_ms": 0,
+    "answers": [],
+    "is_quiet": False,
+}
 
 
 def state(pick: random.Random, now_ms: int) -> State:
@@ -192,7 +202,7 @@ def main() -> None:
     pick = random.Random(7)
     schedules = [schedule(pick, 0) for _ in range(COUNT)]
     headed = [schedule(pick, 3) for _ in range(COUNT)]
-    cancels: list[Cancel] = [{"job_id": record["job_id"], "created_ms": record["created_ms"]} for record in schedules]
+    cancels: list[Cancel] = [{"job_id": record["job_id"], "created_ms": record["created_ms"], "reach": "DEFAULT"} for record in schedules]
     progress = [({"token": n, "intake_offset": 3 * n, "outcomes_offset": 2 * n},) for n in range(COUNT)]
     outcome_ms, state_ms = [NOW_MS + n // 400 for n in range(COUNT)], [NOW_MS + n // 4_000 for n in range(COUNT)]
     rows: list[Row] = [

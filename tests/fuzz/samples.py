@@ -32,7 +32,7 @@ _SEED: Final = 7
 _INTEGERS: Final = (*(sign * 2**power + step for power in (0, 7, 31, 41, 63) for sign in (1, -1) for step in (-1, 0)), 1_790_000_000_000)
 _DOUBLES: Final = (nan, inf, -inf, -0.0, 0.0, 1.0, -1.0, 1e308, 5e-324)
 _TEXTS: Final = ("", "\0", "a" * 300, "é", "\U0010ffff", "\u202e", "\x1b[2J", "a/b", "\n", "a\r\nb", "'", "{0}", "%s", "x" * 70_000)
-_ENUMS: Final = frozenset({"action", "on_conflict", "phase", "result", "how", "kind", "misfire", "overlap"})
+_ENUMS: Final = frozenset({"action", "reach", "on_conflict", "phase", "result", "how", "kind", "misfire", "overlap"})
 
 Place: TypeAlias = tuple[Any, Any]
 """A list or dict, and the index or name of one of its parts."""

@@ -83,7 +83,7 @@ def raw_schedule(job_id: str, due_ms: int, partition: int = -1, kafka_headers: H
 
 def raw_cancel(job_id: str, partition: int = -1) -> Raw:
     """A Cancel, encoded."""
-    return Raw(job_id.encode(), codec.encode_cancel({"job_id": job_id, "created_ms": now_ms()}), partition)
+    return Raw(job_id.encode(), codec.encode_cancel({"job_id": job_id, "created_ms": now_ms(), "reach": "DEFAULT"}), partition)
 
 
 def raw_outcome(d: Dispatch, result: str = Result.SUCCEEDED, **fields: Any) -> Raw:

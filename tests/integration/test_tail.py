@@ -149,7 +149,9 @@ def _troubles(topology: Topology, job_id: str) -> list[Written]:
     key, work = job_id.encode(), _schedule(job_id)["work"]
     definition = Definition(generation=1, offset=0, schedule=_schedule(job_id))
     failure = Failure(type="OSError", message="away", traceback="…")
-    trail = Trail(wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[], runs=[], queued_ms=0, answers=[])
+    trail = Trail(
+        wake_ms=T0_MS + 1_000, lease_ms=0, first_ms=T0_MS, output=None, endings=[], runs=[], queued_ms=0, answers=[], is_quiet=False
+    )
     written: list[Written] = []
 
     def write(topic: str, value: bytes | None, state: bool = False) -> None:
@@ -191,7 +193,7 @@ def _troubles(topology: Topology, job_id: str) -> list[Written]:
     write(topology.intake, codec.encode_redrive(Redrive(job_id=job_id, token=8, created_ms=T0_MS)))
     write(topology.dead_letter, codec.encode_dead_run_closed(DeadRunClosed(job_id=job_id, token=8, closed_ms=T0_MS, how="REDRIVEN")))
     dispatch(9, 1)
-    write(topology.intake, codec.encode_cancel(Cancel(job_id=job_id, created_ms=T0_MS)))
+    write(topology.intake, codec.encode_cancel(Cancel(job_id=job_id, created_ms=T0_MS, reach="DEFAULT")))
     write(topology.state, codec.encode_state(state(Phase.CANCELLING, 9, 1)), state=True)
     write(topology.control, codec.encode_stop(Stop(job_id=job_id, token=9, queue="default")))
     return written

@@ -114,7 +114,17 @@ ENDING: Any = {
 }
 TRAILS: list[Any] = [
     None,
-    {"wake_ms": TIME_MS, "lease_ms": 30_000, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0, "answers": []},
+    {
+        "wake_ms": TIME_MS,
+        "lease_ms": 30_000,
+        "first_ms": 0,
+        "output": None,
+        "endings": [],
+        "runs": [],
+        "queued_ms": 0,
+        "answers": [],
+        "is_quiet": False,
+    },
     {
         "wake_ms": 0,
         "lease_ms": 0,
@@ -124,6 +134,7 @@ TRAILS: list[Any] = [
         "runs": [TIME_MS, TIME_MS + 1],
         "queued_ms": TIME_MS,
         "answers": [],
+        "is_quiet": False,
     },
 ]
 
@@ -150,7 +161,7 @@ def test_ordinary_jobs_take_the_fast_way(recurrence: Any, policy: Any, expires_m
 
 def test_other_ordinary_records_take_the_fast_way() -> None:
     fast = codec.Codec(NoReader())
-    cancel: Any = {"job_id": "j", "created_ms": TIME_MS}
+    cancel: Any = {"job_id": "j", "created_ms": TIME_MS, "reach": "JOB"}
     redrive: Any = {"job_id": "j", "token": 10**9, "created_ms": TIME_MS}
     stop: Any = {"job_id": "j", "token": 10**9, "queue": "q"}
     assert fast.decode_command(codec.encode_cancel(cancel)) == ("cancel", cancel, b"")

@@ -177,7 +177,7 @@ class Job:
         heard_ms = self.now_ms if event is Event.LEASE_EXPIRED else 0
         step = Step(self, 0, self.token, self.now_ms, has_queue=lambda queue: has_queue, heard_ms=heard_ms)
         if event is Event.CANCEL:
-            step.cancel({"job_id": "a", "created_ms": 0})
+            step.cancel({"job_id": "a", "created_ms": 0, "reach": "DEFAULT"})
         elif event is Event.REDRIVE:
             step.redrive({"job_id": "a", "token": token, "created_ms": 0})
         elif event is Event.OVERDUE:
@@ -311,8 +311,8 @@ def test_what_is_illegal_leaves_a_step_as_it_was_amid_others(events: list[tuple[
         step, plain = (Step(each, 0, each.token, each.now_ms) for each in (job, twin))
         for result in told:
             step.outcome(outcome(job.token, result))
-        step.cancel({"job_id": "a", "created_ms": 0})
-        plain.cancel({"job_id": "a", "created_ms": 0})
+        step.cancel({"job_id": "a", "created_ms": 0, "reach": "DEFAULT"})
+        plain.cancel({"job_id": "a", "created_ms": 0, "reach": "DEFAULT"})
         assert step.counts.illegal == len(told)
         for name in OVERLAY:
             assert getattr(step, name) == getattr(plain, name), name

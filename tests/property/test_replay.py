@@ -89,7 +89,7 @@ class Life:
             with suppress(RejectedJob):  # its id may be known, and it may ask to be refused then
                 step.schedule(record, codec.decode_command(command)[2], command)
         elif kind == "cancel":
-            step.cancel({"job_id": job_id, "created_ms": 0})
+            step.cancel({"job_id": job_id, "created_ms": 0, "reach": "DEFAULT"})
         elif kind == "redrive":
             with suppress(RejectedJob):  # its time to start may be over; then it becomes a dead letter
                 step.redrive({"job_id": job_id, "token": token, "created_ms": 0})

@@ -239,11 +239,13 @@ class Producers:
         asked = RedriveInvoked(now_ms, self._call(), job_id, token)
         self._send(asked, job_id, codec.encode_redrive(redrive_command(job_id, token, now_ms)))
 
+    # --- changes ---
+
     def _cancel(self, job_id: str) -> bool:
         now_ms = self._world.now_ms
-        return self._send(CancelInvoked(now_ms, self._call(), job_id), job_id, codec.encode_cancel(cancel_command(job_id, now_ms)))
-
-    # --- changes ---
+        reaches = (None, "job", "running")
+        command = cancel_command(job_id, now_ms, reaches[self._calls % len(reaches)])
+        return self._send(CancelInvoked(now_ms, self._call(), job_id, command["reach"]), job_id, codec.encode_cancel(command))
 
     def _change(self) -> None:
         """Changes a job that is known, whatever it does just then."""

@@ -492,6 +492,16 @@ def test_a_recurring_job_that_is_over_and_has_slots_left_is_unfounded() -> None:
     assert [(d.kind, d.job_id) for d in differences(life.logs, life.now_ms)] == [(Kind.UNFOUNDED, "r")]
 
 
+def test_a_run_that_is_cancelled_with_its_job_has_a_reason() -> None:
+    life = recurred()
+    life.outcome(run_of(life), "RETRY", retry_after_ms=DAY_MS)
+    life.change("cancel", "r", reach="RUNNING")
+    state = life.state(run_of(life))
+    assert state is not None
+    assert state["phase"] == "CANCELLED"
+    assert differences(life.logs, life.now_ms) == []
+
+
 def test_a_run_that_is_cancelled_for_no_reason_is_unfounded() -> None:
     life = recurred()
     forge(life, run_of(life), phase="CANCELLED")

@@ -113,6 +113,10 @@ def test_limits_and_policies_that_cannot_be_are_refused(given: list[str], error:
 def test_encode_cancel_writes_the_bytes() -> None:
     kind, command = codec.decode_command(run("cancel", "jöb").stdout_bytes)[:2]
     assert (kind, command["job_id"]) == ("cancel", "jöb")
+    for option, reach in (((), "DEFAULT"), (("--reach", "job"), "JOB"), (("--reach", "running"), "RUNNING")):
+        decoded = codec.decode_command(run("cancel", "j", *option).stdout_bytes)
+        assert decoded[0] == "cancel"
+        assert decoded[1]["reach"] == reach
 
 
 @pytest.mark.parametrize("word", ["redrive", "drop"])

@@ -129,9 +129,13 @@ def test_an_id_is_made_where_none_is_given(client: Client, log: Log) -> None:
 
 
 def test_cancel_sends_the_command_under_the_id(client: Client, log: Log) -> None:
-    assert client.cancel("jöb") == Receipt(3, 0)
-    [(key, value)] = log.records
-    assert (key, codec.decode_command(value)[:2]) == ("jöb".encode(), ("cancel", {"job_id": "jöb", "created_ms": NOW_MS}))
+    for number, (reach, symbol) in enumerate(((None, "DEFAULT"), ("job", "JOB"), ("running", "RUNNING"))):
+        assert client.cancel("jöb", reach=reach) == Receipt(3, number)  # type: ignore[arg-type]
+        key, value = log.records[-1]
+        assert (key, codec.decode_command(value)[:2]) == (
+            "jöb".encode(),
+            ("cancel", {"job_id": "jöb", "created_ms": NOW_MS, "reach": symbol}),
+        )
 
 
 @pytest.mark.parametrize("word", ["redrive", "drop"])

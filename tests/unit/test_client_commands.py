@@ -321,7 +321,11 @@ def test_bad_fields_are_refused(job: dict[str, Any], reason: Reason) -> None:
 
 
 def test_cancel_names_the_job_and_the_time() -> None:
-    assert cancel_command("j", NOW_MS) == {"job_id": "j", "created_ms": NOW_MS}
+    assert cancel_command("j", NOW_MS) == {"job_id": "j", "created_ms": NOW_MS, "reach": "DEFAULT"}
+    assert cancel_command("j", NOW_MS, "running")["reach"] == "RUNNING"
+    for reach in ("JOB", "", 7):
+        with pytest.raises(RejectedJob, match="it may be 'job' or 'running'"):
+            cancel_command("j", NOW_MS, reach)  # type: ignore[arg-type]
 
 
 def test_new_ids_are_version_7_uuids_that_grow_with_time() -> None:

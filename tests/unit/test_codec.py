@@ -147,6 +147,7 @@ STATE: Any = {
         "runs": [],
         "queued_ms": 0,
         "answers": [],
+        "is_quiet": False,
     },
 }
 

@@ -237,13 +237,19 @@ def test_what_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason) 
 @pytest.mark.parametrize("job_id", ["", "j" * (JOB_ID_BYTES_MAX + 1), "a\0", "\ud800", 7, None])
 def test_a_cancel_needs_an_id_that_a_job_can_have(job_id: Any) -> None:
     with pytest.raises(RejectedJob) as caught:
-        check_cancel({"job_id": job_id, "created_ms": NOW_MS})
+        check_cancel({"job_id": job_id, "created_ms": NOW_MS, "reach": "DEFAULT"})
     assert caught.value.reason == Reason.BAD_JOB_ID
+
+
+def test_a_cancel_of_unknown_reach_is_refused() -> None:
+    with pytest.raises(RejectedJob, match="reach 'ALL' is not known; give one of DEFAULT, JOB, RUNNING") as caught:
+        check_cancel({"job_id": "j", "created_ms": NOW_MS, "reach": "ALL"})
+    assert caught.value.reason == Reason.BAD_CHANGE
 
 
 def test_a_cancel_of_any_id_that_a_job_can_have_is_taken() -> None:
     for job_id in ("j", "j" * JOB_ID_BYTES_MAX, "ключ 🙂"):
-        check_cancel({"job_id": job_id, "created_ms": NOW_MS})
+        check_cancel({"job_id": job_id, "created_ms": NOW_MS, "reach": "DEFAULT"})
 
 
 @pytest.mark.parametrize("check", [check_redrive, check_drop])

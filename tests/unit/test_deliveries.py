@@ -281,7 +281,7 @@ def test_a_cancelled_and_an_expired_record_are_not_delivered() -> None:
     schedule(cluster, "expires", START_MS, limits=limits, delivery=TO_ORDERS)
     schedule(cluster, "cancelled", START_MS, delivery=TO_ORDERS)
     processor.turn(3)
-    command(cluster, "cancelled", codec.encode_cancel({"job_id": "cancelled", "created_ms": START_MS}))
+    command(cluster, "cancelled", codec.encode_cancel({"job_id": "cancelled", "created_ms": START_MS, "reach": "DEFAULT"}))
     processor.turn(3)
     cluster.topics["orders"] = 1
     cluster.now_ms += PARKED_MS

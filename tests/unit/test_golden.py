@@ -40,6 +40,7 @@ BYTES_FIELDS = {"payload", "key", "value", "output"}
 SINCE_0_1_0: dict[str, dict[str, Any]] = {
     "Schedule": {"limits": None, "recurrence": None, "delivery": None},
     "Work": {"policy": None},
+    "Cancel": {"reach": "DEFAULT"},
     "Definition": {"offset": -1},
     "State": {"trail": None},
     "Dispatch": {"terms": None},

@@ -44,7 +44,7 @@ SCHEDULE = Schedule(
     work=WORK,
 )
 STATE = State(generation=2, phase=Phase.SUCCEEDED, attempt=1, crashes=0, token=7, slot_ms=5_000, changed_ms=5_030, error=None, trail=None)
-TRAIL = Trail(wake_ms=0, lease_ms=0, first_ms=0, output=None, endings=[], runs=[], queued_ms=0, answers=[])
+TRAIL = Trail(wake_ms=0, lease_ms=0, first_ms=0, output=None, endings=[], runs=[], queued_ms=0, answers=[], is_quiet=False)
 DISPATCH = Dispatch(
     token=7, job_id="a", generation=2, slot_ms=5_000, attempt=1, timer_partition=3, dispatched_ms=5_003, terms=None, work=WORK
 )  # fmt: skip

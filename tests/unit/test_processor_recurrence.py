@@ -194,7 +194,7 @@ def test_a_run_may_be_cancelled_by_its_id(world: World) -> None:
     schedule(world, "a", START_MS, recurrence=every(HOUR_MS))
     instance.turn(5)
     (d,) = dispatches(world)
-    command(world, d["job_id"], codec.encode_cancel({"job_id": d["job_id"], "created_ms": world.now_ms}))
+    command(world, d["job_id"], codec.encode_cancel({"job_id": d["job_id"], "created_ms": world.now_ms, "reach": "DEFAULT"}))
     instance.turn(3)
     assert (state(world, d["job_id"])["phase"], state(world, "a")["phase"], refusals(world)) == (Phase.CANCELLING, Phase.WAITING, [])
 

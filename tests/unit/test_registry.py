@@ -64,8 +64,8 @@ def test_confluents_format_is_read(server: FakeRegistry, reading: codec.Codec) -
     assert (kind, record) == ("schedule", SCHEDULE)
     assert VALUE.endswith(work)
     assert reading.current_command(framed(7, VALUE)) == VALUE
-    cancel = codec.encode_cancel({"job_id": "j", "created_ms": 1})
-    assert reading.decode_command(framed(8, cancel)) == ("cancel", {"job_id": "j", "created_ms": 1}, b"")
+    cancel = codec.encode_cancel({"job_id": "j", "created_ms": 1, "reach": "DEFAULT"})
+    assert reading.decode_command(framed(8, cancel)) == ("cancel", {"job_id": "j", "created_ms": 1, "reach": "DEFAULT"}, b"")
 
 
 def test_an_id_is_asked_for_once(server: FakeRegistry, reading: codec.Codec) -> None:

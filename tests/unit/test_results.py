@@ -64,7 +64,17 @@ def command(job_id: str = "a", payload: object = 1, at_ms: int = NOW_MS, **more:
 def state(phase: str, generation: int = 1, attempt: int = 1, output: bytes | None = None, error: str | None = None) -> State:
     trail: Trail | None = None
     if output is not None:
-        trail = {"wake_ms": 0, "lease_ms": 0, "first_ms": 0, "output": output, "endings": [], "runs": [], "queued_ms": 0, "answers": []}
+        trail = {
+            "wake_ms": 0,
+            "lease_ms": 0,
+            "first_ms": 0,
+            "output": output,
+            "endings": [],
+            "runs": [],
+            "queued_ms": 0,
+            "answers": [],
+            "is_quiet": False,
+        }
     return {
         "generation": generation,
         "phase": phase,
@@ -422,7 +432,7 @@ def asked_to_change(desk: Desk, job_id: str = "a", offset: int = 1) -> JobStatus
 
 def answering(phase: str, offset: int, reason: str = "", **fields: Any) -> State:
     answered = state(phase, **fields)
-    trail: Any = {"wake_ms": 7, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0}
+    trail: Any = {"wake_ms": 7, "lease_ms": 0, "first_ms": 0, "output": None, "endings": [], "runs": [], "queued_ms": 0, "is_quiet": False}
     trail["answers"] = [{"offset": offset, "taken_ms": NOW_MS, "reason": reason, "message": f"it is {reason}"}]
     return {**answered, "trail": trail}
 

@@ -21,7 +21,7 @@ from duewheel.core.limits import (
     PARKED_MS,
     RETRY_DELAY_MS_MAX,
 )
-from duewheel.core.model import Cancel, Closing, Failure, Limits, OnConflict, Outcome, Phase, Redrive, Result, Schedule, State, Trail
+from duewheel.core.model import Cancel, Closing, Failure, Limits, OnConflict, Outcome, Phase, Reach, Redrive, Result, Schedule, State, Trail
 from duewheel.core.step import Closed, Counts, Defined, Reason, Step
 from duewheel.core.wheel import timer_key
 
@@ -96,8 +96,8 @@ def schedule(
     }
 
 
-def cancel(job_id: str = "a") -> Cancel:
-    return {"job_id": job_id, "created_ms": NOW_MS}
+def cancel(job_id: str = "a", reach: str = Reach.DEFAULT) -> Cancel:
+    return {"job_id": job_id, "created_ms": NOW_MS, "reach": reach}
 
 
 def outcome(token: int, result: str = Result.SUCCEEDED, job_id: str = "a", **fields: Any) -> Outcome:

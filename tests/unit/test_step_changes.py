@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duewheel.adapters.avro import codec
 from duewheel.core.errors import Reason, RejectedJob
 from duewheel.core.limits import ANSWERS_MAX, DAY_MS, HOUR_MS, MINUTE_MS
-from duewheel.core.model import Action, Change, Misfire, OnConflict, Overlap, Phase, Result, Schedule
+from duewheel.core.model import Action, Change, Misfire, OnConflict, Overlap, Phase, Reach, Result, Schedule
 from duewheel.core.run_ids import run_id
 from duewheel.core.step import Step
 from duewheel.core.wheel import due_of, timer_key
@@ -240,6 +240,67 @@ def test_a_paused_job_may_be_cancelled_or_defined_anew() -> None:
     world.ask(schedule(None, due_ms=at(7), on_conflict=OnConflict.REPLACE))
     world.run_until(at(8))
     assert world.ran() == [("a", 7)]
+
+
+def stopped(world: Changing, reach: Reach, *said: Result) -> list[str]:
+    """Cancels so, lets the worker say what it says, and gives whose dispatches were to be stopped."""
+    step = world.take(lambda step: step.cancel(cancel(reach=reach)))
+    stops = [stop["job_id"] for stop in step.stops]
+    for result in said:
+        told = outcome("a", world.begun["a"], result)
+        step = world.take(lambda step, told=told: step.outcome(told))
+        stops += [stop["job_id"] for stop in step.stops]
+    return stops
+
+
+@pytest.mark.parametrize("reach", Reach)
+def test_a_job_that_waits_is_cancelled_whatever_the_reach(reach: Reach) -> None:
+    world = Changing()
+    world.ask(schedule(None, due_ms=at(5)))
+    assert stopped(world, reach) == []
+    assert (world.phase(), world.timers) == (Phase.CANCELLED, set())
+
+
+@pytest.mark.parametrize("reach, told", [(Reach.DEFAULT, 3), (Reach.RUNNING, 3), (Reach.JOB, 0)])
+def test_what_runs_is_told_of_a_cancel_unless_only_the_job_is_meant(reach: Reach, told: int) -> None:
+    world = Changing()
+    world.ask(schedule(None))
+    assert stopped(world, reach, Result.STARTED, Result.HEARTBEAT) == ["a"] * told
+    assert world.phase() == Phase.CANCELLING
+    world.end("a")
+    assert world.phase() == Phase.SUCCEEDED
+
+
+def test_nothing_follows_what_a_cancel_left_alone() -> None:
+    world = Changing()
+    world.ask(schedule(None))
+    assert stopped(world, Reach.JOB, Result.RETRY) == []
+    world.run_until(at(60))
+    assert (world.phase(), world.ran()) == (Phase.CANCELLED, [("a", 0)])
+
+
+def test_a_later_cancel_may_reach_further_and_none_less_far() -> None:
+    world = Changing()
+    world.ask(schedule(None))
+    assert stopped(world, Reach.JOB, Result.HEARTBEAT) == []
+    assert stopped(world, Reach.RUNNING, Result.HEARTBEAT) == ["a", "a"]
+    assert stopped(world, Reach.JOB, Result.HEARTBEAT) == ["a"], "it was told before"
+
+
+@pytest.mark.parametrize("reach, reached", [(Reach.DEFAULT, False), (Reach.JOB, False), (Reach.RUNNING, True)])
+def test_runs_of_a_recurring_job_are_cancelled_where_they_are_meant(reach: Reach, reached: bool) -> None:
+    world = Changing()
+    world.ask(schedule(every(10 * MINUTE_MS, overlap=Overlap.ALLOW, jitter_ms=0)))
+    world.settle()
+    world.run_until(at(10))
+    retry: Any = {**outcome(run(10), world.begun[run(10)], Result.RETRY), "retry_after_ms": HOUR_MS}
+    world.take(lambda step: step.outcome(retry))
+    assert stopped(world, reach) == ([run(0)] if reached else [])
+    assert (world.phase(), world.phase(run(0))) == (Phase.CANCELLED, Phase.CANCELLING if reached else Phase.DISPATCHED)
+    assert world.phase(run(10)) == (Phase.CANCELLED if reached else Phase.WAITING)
+    assert stopped(world, Reach.RUNNING) == ([] if reached else [run(0)]), "also where the job itself was cancelled before"
+    world.run_until(at(180))
+    assert world.slots() == [at(0), at(10)]
 
 
 @pytest.mark.parametrize("misfire, slots", [(Misfire.ONCE, [0, 40, 50]), (Misfire.SKIP, [0, 50]), (Misfire.ALL, [0, 10, 20, 30, 40, 50])])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duewheel.core.limits import BATCH_BYTES_MAX, DAY_MS, HOUR_MS, MINUTE_MS, RUNS_KEPT_MAX, SECOND_MS
-from duewheel.core.model import Cancel, Misfire, OnConflict, Outcome, Overlap, Phase, Recurrence, Redrive, Result, Schedule, State
+from duewheel.core.model import Cancel, Misfire, OnConflict, Outcome, Overlap, Phase, Reach, Recurrence, Redrive, Result, Schedule, State
 from duewheel.core.recurrence import jittered_ms, slots
 from duewheel.core.run_ids import parse, run_id
 from duewheel.core.step import Counts, Defined, Step
@@ -117,8 +117,8 @@ def schedule(recurrence: Recurrence | None, job_id: str = "a", due_ms: int = NOW
     return cast(Schedule, record | fields)
 
 
-def cancel(job_id: str = "a") -> Cancel:
-    return {"job_id": job_id, "created_ms": NOW_MS}
+def cancel(job_id: str = "a", reach: str = Reach.DEFAULT) -> Cancel:
+    return {"job_id": job_id, "created_ms": NOW_MS, "reach": reach}
 
 
 def outcome(job_id: str, token: int, result: str = Result.SUCCEEDED) -> Outcome:

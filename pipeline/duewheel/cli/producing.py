@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
@@ -22,6 +22,14 @@ from duewheel.core.topology import Topology
 
 # As other commands end that were understood and came to no good.
 EXIT_REJECTED: Final = 1
+
+
+_REACH: Final = option(
+    "--reach",
+    type=click.Choice(["job", "running"]),
+    help="job: what was handed out goes on undisturbed, and nothing follows it. running: what runs is asked to stop, also all runs of a "
+    "job that recurs.  [default: a job that runs once with its running attempt; one that recurs without its runs]",
+)
 
 
 _WAIT: Final = option(
@@ -144,8 +152,16 @@ def _tell(topology: Topology, handle: JobHandle, decision: Decision | None, *, a
 
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID…")
+@_REACH
 @_sending_options
-def cancel(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: bool, job_ids: tuple[str, ...]) -> None:
+def cancel(
+    kafka: KafkaConfig,
+    topology: Topology,
+    timeout: timedelta,
+    as_json: bool,
+    reach: Literal["job", "running"] | None,
+    job_ids: tuple[str, ...],
+) -> None:
     """Asks for jobs not to be started any more, and returns when the requests are durable.
 
     What was asked for first wins: a job whose time came before the request was read runs all the same. Ids that nobody knows are no
@@ -155,12 +171,13 @@ def cancel(kafka: KafkaConfig, topology: Topology, timeout: timedelta, as_json: 
     Examples:
       duewheel cancel welcome-ada
       duewheel cancel invoice-1 invoice-2 invoice-3
+      duewheel cancel nightly --reach running
     """
     from duewheel.wiring import producing_client
 
     with producing_client(kafka, topology, timeout.total_seconds()) as client:
         for job_id in job_ids:
-            receipt = client.cancel(job_id)
+            receipt = client.cancel(job_id, reach=reach)
             if as_json:
                 click.echo(json.dumps({"job_id": job_id, "partition": receipt.partition, "offset": receipt.offset}))
             else:
@@ -228,8 +245,9 @@ def encode_deliver(as_hex: bool, as_key: bool, record: Delivery) -> None:
 
 @encode.command("cancel")
 @click.argument("job_id")
+@_REACH
 @_output_options
-def encode_cancel(job_id: str, as_hex: bool, as_key: bool) -> None:
+def encode_cancel(job_id: str, reach: str | None, as_hex: bool, as_key: bool) -> None:
     """Writes the bytes that cancel a job.
 
     \b
@@ -239,7 +257,7 @@ def encode_cancel(job_id: str, as_hex: bool, as_key: bool) -> None:
     from duewheel.adapters.avro import codec
     from duewheel.adapters.system import SystemClock
 
-    command = cancel_command(job_id, SystemClock().wall_ms())
+    command = cancel_command(job_id, SystemClock().wall_ms(), reach)
     _write(job_id.encode() if as_key else codec.encode_cancel(command), as_hex)
 
 

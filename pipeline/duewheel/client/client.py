@@ -317,15 +317,19 @@ class Client:
         """
         return Bulk(self._log, self._command, on_failure, on_progress).run(jobs)
 
-    def cancel(self, job_id: str) -> Receipt:
+    def cancel(self, job_id: str, *, reach: Literal["job", "running"] | None = None) -> Receipt:
         """Asks for a job to be run no more, and returns when the request is durable.
 
         One that has not been dispatched never starts. One that runs is asked to stop: its `context.cancelled` becomes true, a coroutine is
         cancelled, and it is not tried again; if it succeeds all the same, that counts. An id that nobody knows is no error.
 
+        Args:
+            reach: "job" leaves alone what was handed out: it ends as it will, and nothing follows it. "running" takes along what runs: of a
+                job that recurs all runs that go on, which else it does not touch.
+
         Raises: as `schedule`.
         """
-        command = cancel_command(job_id, self._clock.wall_ms())
+        command = cancel_command(job_id, self._clock.wall_ms(), reach)
         return self._log.append(job_id.encode(), self._encode_cancel(command))
 
     def pause(self, job_id: str) -> ChangeHandle:

@@ -55,6 +55,7 @@ _SPAN_S_MAX: Final = DUE_MS_MAX // 1_000
 _UNSAID: Final = RetryPolicy()
 _ON_CONFLICT: Final = {choice.lower(): choice.value for choice in OnConflict}
 _MISFIRE: Final = {misfire.lower(): misfire.value for misfire in Misfire}
+_REACH: Final = {None: "DEFAULT", "job": "JOB", "running": "RUNNING"}
 _OVERLAP: Final = {overlap.lower(): overlap.value for overlap in Overlap}
 
 
@@ -220,13 +221,16 @@ def schedule_command(job: Job, now_ms: int, new_id: Callable[[int], str], delive
     return command
 
 
-def cancel_command(job_id: str, now_ms: int) -> Cancel:
+def cancel_command(job_id: str, now_ms: int, reach: str | None = None) -> Cancel:
     """The command that asks for `job_id` not to be started any more.
 
     Raises:
-        RejectedJob: no job can have this id.
+        RejectedJob: no job can have this id, or no cancel this reach.
     """
-    command: Cancel = {"job_id": job_id, "created_ms": now_ms}
+    symbol = _REACH.get(reach) if reach is None or isinstance(reach, str) else None
+    if symbol is None:
+        raise RejectedJob(Reason.BAD_CHANGE, f"reach={reach!r} is unknown; it may be 'job' or 'running', or left out")
+    command: Cancel = {"job_id": job_id, "created_ms": now_ms, "reach": symbol}
     check_cancel(command)
     return command
 

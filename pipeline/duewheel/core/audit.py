@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from duewheel.core.differences import Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
-from duewheel.core.model import Action, Change, OnConflict, Outcome, Phase, Progress, Recurrence, Result, Schedule, State
+from duewheel.core.model import Action, Cancel, Change, OnConflict, Outcome, Phase, Progress, Reach, Recurrence, Result, Schedule, State
 from duewheel.core.run_ids import parse
 from duewheel.core.step import Defined
 
@@ -112,7 +112,7 @@ class Job:
         phase: None where it has no state.
         token: of its newest dispatch; 0 where it was not dispatched since it was defined first. One of its id, that was forgotten before,
             may have been.
-        cancelled_ms: the last Cancel.
+        cancelled_ms: the last Cancel; `cancels_runs`: one of them was to reach its runs.
         is_dropped: a Drop was sent.
         offset: of the command that its definition came from, as that says; -1 where it says nothing.
         is_paused: a pause was asked for, of whatever life of it; `is_updated`: so was an update, or to run it at once.
@@ -128,10 +128,10 @@ class Job:
     """
 
     __slots__ = (
-        "asked", "attempt", "cancelled_ms", "changed_ms", "command", "created_ms", "defined_ms", "definition", "delivers",
-        "dispatches", "due_ms", "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread",
-        "is_buried", "is_closed", "is_dropped", "is_paused", "is_updated", "offset", "phase", "queue", "recurrence", "retention_ms",
-        "runs_asked", "said", "state", "state_generation", "token",
+        "asked", "attempt", "cancelled_ms", "cancels_runs", "changed_ms", "command", "created_ms", "defined_ms", "definition", "delivers",
+        "dispatches", "due_ms", "ended_last_ms", "ended_ms", "expires_ms", "failed_ms", "generation", "gone_ms", "has_unread", "is_buried",
+        "is_closed", "is_dropped", "is_paused", "is_updated", "offset", "phase", "queue", "recurrence", "retention_ms", "runs_asked",
+        "said", "state", "state_generation", "token",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -139,7 +139,8 @@ class Job:
         self.definition = self.defined_ms = self.gone_ms = self.state = 0
         self.state_generation = self.attempt = self.token = self.changed_ms = 0
         self.said = self.ended_ms = self.ended_last_ms = self.failed_ms = self.cancelled_ms = self.dispatches = 0
-        self.is_dropped = self.is_buried = self.is_closed = self.has_unread = self.is_paused = self.is_updated = self.delivers = False
+        self.is_dropped = self.is_buried = self.is_closed = self.has_unread = self.is_paused = self.is_updated = False
+        self.delivers = self.cancels_runs = False
         self.offset = -1
         self.runs_asked: dict[int, int] | None = None
         self.queue = ""
@@ -301,10 +302,11 @@ class Audit:
             asked.expires_ms_max = max(asked.expires_ms_max, expires_ms)
         asked.offset, asked.written_ms = offset, written_ms
 
-    def cancel(self, job_id: str, written_ms: int) -> None:
-        job = self.jobs.get(job_id)
+    def cancel(self, written_ms: int, record: Cancel) -> None:
+        job = self.jobs.get(record["job_id"])
         if job is not None:
             job.cancelled_ms = written_ms
+            job.cancels_runs = job.cancels_runs or record["reach"] == Reach.RUNNING
 
     def change(self, offset: int, record: Change) -> None:
         """Takes in a Change that was not refused by the rules. Whether it was obeyed, its job's state told once, and may not any more."""

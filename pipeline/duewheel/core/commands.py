@@ -40,7 +40,7 @@ from duewheel.core.limits import (
     TASK_BYTES_MAX,
     TOTAL_TIMEOUT_MS_MAX,
 )
-from duewheel.core.model import Action, Cancel, Change, Delivery, Drop, Limits, OnConflict, Policy, Redrive, Schedule
+from duewheel.core.model import Action, Cancel, Change, Delivery, Drop, Limits, OnConflict, Policy, Reach, Redrive, Schedule
 from duewheel.core.recurrence_rules import check_recurrence
 from duewheel.core.run_ids import SUFFIX_BYTES, parse
 from duewheel.core.topology import QUEUE_DEFAULT, queue_fault, topic_fault
@@ -50,6 +50,7 @@ CONTENT_TYPES: Final = frozenset({"application/json", "application/octet-stream"
 TOKEN_MAX: Final = 2**63 - 1
 
 _ON_CONFLICT: Final = frozenset(OnConflict)
+_REACHES: Final = frozenset(Reach)
 _LIMITS: Final = frozenset(Limits.__annotations__)
 _POLICY: Final = frozenset(Policy.__annotations__)
 _DELIVERY: Final = frozenset(Delivery.__annotations__)
@@ -121,6 +122,8 @@ def check_cancel(record: Cancel) -> None:
         RejectedJob: with the reason.
     """
     _check_job_id(record["job_id"])
+    if record["reach"] not in _REACHES:
+        refuse(Reason.BAD_CHANGE, f"reach {show(record['reach'])} is not known; give one of {', '.join(Reach)}")
 
 
 def check_change(record: Change) -> None:

@@ -280,8 +280,10 @@ def _judge_finished(audit: Audit, job_id: str, job: Job) -> None:
 
 
 def _may_be_replaced(audit: Audit, job_id: str) -> bool:
-    """Whether a run may have been cancelled in favour of the next one."""
+    """Whether a run may have been cancelled in favour of the next one, or with its job."""
     recurring = audit.recurring(job_id)
+    if recurring is not None and recurring.cancels_runs:
+        return True
     if recurring is None or recurring.generation != 1 or recurring.recurrence is None:
         audit.pass_over(Unjudged.STATE)  # of a definition that is gone nobody knows what it said of overlaps
         return True

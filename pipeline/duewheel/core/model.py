@@ -43,6 +43,14 @@ class Overlap(StrEnum):
     REPLACE = "REPLACE"
 
 
+class Reach(StrEnum):
+    """How far a `Cancel` reaches."""
+
+    DEFAULT = "DEFAULT"
+    JOB = "JOB"
+    RUNNING = "RUNNING"
+
+
 class Action(StrEnum):
     """What a `Change` asks for."""
 
@@ -155,6 +163,7 @@ class Schedule(TypedDict):
 class Cancel(TypedDict):
     job_id: str
     created_ms: int
+    reach: str
 
 
 class Change(TypedDict):
@@ -222,6 +231,7 @@ class Trail(TypedDict):
     runs: list[int]
     queued_ms: int
     answers: list[Answer]
+    is_quiet: bool
 
 
 class State(TypedDict):

@@ -71,6 +71,7 @@ from duewheel.core.model import (
     Outcome,
     Overlap,
     Phase,
+    Reach,
     Recurrence,
     RecurrenceKind,
     Redrive,
@@ -461,16 +462,23 @@ class Step:
             self._give_up_slots(job_id, defined, was)
 
     def cancel(self, record: Cancel) -> None:
-        """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told.
+        """Stops a job that waits; one that is dispatched will not be dispatched again, and its worker is told, unless only the job itself
+        is meant.
 
-        A job that recurs hands out no more runs then; those that go on are not touched.
+        A job that recurs hands out no more runs then; those that go on are not touched, unless they are meant too.
         """
-        job_id = record["job_id"]
+        job_id, reach = record["job_id"], record["reach"]
         known = self._defined(job_id)
         if known is None:
             self.counts.cancels_unknown += 1
             return
         state = self._current(job_id, known)
+        going = self._going(job_id, trails.runs_of(state)) if reach == Reach.RUNNING and known.recurrence is not None else []
+        self._cancel(job_id, known, state, is_quiet=reach == Reach.JOB)
+        for slot_ms in going:
+            self._replace_run(run_id(job_id, slot_ms))
+
+    def _cancel(self, job_id: str, known: Defined, state: State, *, is_quiet: bool) -> None:
         try:
             after = follow(state["phase"], Event.CANCEL)
         except IllegalTransition:
@@ -485,12 +493,15 @@ class Step:
             self._move(job_id, state, after, trail)
         else:
             self.counts.cancels_late += 1
-            self._stop(job_id, known, state)
+            if not is_quiet:
+                self._stop(job_id, known, state)
+            elif state["phase"] != Phase.CANCELLING:
+                self._move(job_id, state, after, trails.quiet(state["trail"], True))
 
     def _stop(self, job_id: str, known: Defined, state: State) -> None:
         """Lets a dispatched job not be dispatched again, and its worker know."""
         self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
-        self._move(job_id, state, Phase.CANCELLING, state["trail"])
+        self._move(job_id, state, Phase.CANCELLING, trails.quiet(state["trail"], False))
 
     def redrive(self, record: Redrive) -> None:
         """Runs a dead run again, with fresh attempts, if it is still dead with the token that the command names.
@@ -746,8 +757,9 @@ class Step:
             output = trail["output"]
         lease_ms = trails.lease_of(record)
         wake_ms = 0 if known is None else self.now_ms + lease_ms  # of an older generation nobody waits to hear
-        self._move(job_id, state, after, trails.carried(trail, wake_ms=wake_ms, lease_ms=lease_ms, output=output))
-        if after is Phase.CANCELLING and known is not None:
+        is_quiet = trails.is_quiet(trail)
+        self._move(job_id, state, after, trails.carried(trail, wake_ms=wake_ms, lease_ms=lease_ms, output=output, is_quiet=is_quiet))
+        if after is Phase.CANCELLING and known is not None and not is_quiet:
             self.stops.append({"job_id": job_id, "token": state["token"], "queue": known.queue})
 
     def _may_start(self, job_id: str, state: State) -> bool:

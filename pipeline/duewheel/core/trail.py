@@ -26,12 +26,14 @@ from duewheel.core.model import Answer, Ending, Limits, Outcome, State, Terms, T
 _WORKER_CHARS_MAX: Final = ERROR_TYPE_CHARS_MAX
 
 
-def carried(trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output: bytes | None = None) -> Trail | None:
+def carried(
+    trail: Trail | None, *, wake_ms: int = 0, lease_ms: int = 0, output: bytes | None = None, is_quiet: bool = False
+) -> Trail | None:
     """The trail of the next state: how it went so far stays, the rest is as given."""
     first_ms, endings = (0, _NONE) if trail is None else (trail["first_ms"], trail["endings"])
-    if not (wake_ms or lease_ms or first_ms or endings or output is not None):
+    if not (wake_ms or lease_ms or first_ms or endings or output is not None or is_quiet):
         return None
-    return _trail(wake_ms, lease_ms, first_ms, output, endings)
+    return {**_trail(wake_ms, lease_ms, first_ms, output, endings), "is_quiet": is_quiet}
 
 
 def waking(trail: Trail | None, wake_ms: int) -> Trail:
@@ -42,6 +44,17 @@ def waking(trail: Trail | None, wake_ms: int) -> Trail:
 def answered(trail: Trail | None, answers: list[Answer]) -> Trail:
     """The same trail, with what became of commands."""
     return {**(_trail(0, 0, 0, None, _NONE) if trail is None else trail), "answers": answers}
+
+
+def quiet(trail: Trail | None, is_quiet: bool) -> Trail | None:
+    """The same trail, of a job whose worker is told of a cancel, or not."""
+    if trail is None:
+        return carried(None, is_quiet=is_quiet)
+    return trail if trail["is_quiet"] == is_quiet else {**trail, "is_quiet": is_quiet}
+
+
+def is_quiet(trail: Trail | None) -> bool:
+    return trail is not None and trail["is_quiet"]
 
 
 def unanswered(trail: Trail) -> Trail:
@@ -85,6 +98,7 @@ def _trail(wake_ms: int, lease_ms: int, first_ms: int, output: bytes | None, end
         "runs": _NO_RUNS,
         "queued_ms": 0,
         "answers": _NO_ANSWERS,
+        "is_quiet": False,
     }
 
 

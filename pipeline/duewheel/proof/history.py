@@ -64,9 +64,12 @@ class EnqueueInvoked(NamedTuple):
 
 
 class CancelInvoked(NamedTuple):
+    """Somebody asks for a job to be run no more; `reach` of `core.model.Reach`."""
+
     at_ms: int
     call: str
     job_id: str
+    reach: str = "DEFAULT"
 
 
 class ChangeInvoked(NamedTuple):

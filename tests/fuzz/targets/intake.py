@@ -116,7 +116,7 @@ def _obedient() -> Sequence[bytes]:
         schedule["recurrence"] = recurrences[number % len(recurrences)] if recurring else None
         schedule["delivery"] = {"topic": "orders", "key": b"k", "tombstone": False} if number % 7 == 1 and not guarded else None
         values.append(codec.encode_schedule(schedule))
-        values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS}))
+        values.append(codec.encode_cancel({"job_id": f"j-{number}", "created_ms": _NOW_MS, "reach": "DEFAULT"}))
         given: Any = [{}, {"due_ms": _NOW_MS, "payload": b"[]"}, {"limits": limits, "policy": policy}, {"headers": {"a": "b"}}, {}][
             number % 5
         ]

@@ -348,7 +348,7 @@ class Verifier:
             assert value is not None
             part.audit.schedule(record.offset(), written_ms, command, hash(self._codec.current_command(value)))
         elif name == "cancel":
-            part.audit.cancel(command["job_id"], written_ms)
+            part.audit.cancel(written_ms, command)
         elif name == "drop":
             part.audit.drop(command["job_id"])
         elif name == "change":

@@ -27,6 +27,7 @@ from duewheel.adapters.avro.encode import (
     MISFIRES,
     OVERLAPS,
     PHASES,
+    REACHES,
     REMEMBERED_BYTES_MAX,
     REMEMBERED_MAX,
     RESULTS,
@@ -79,6 +80,7 @@ _STOP: Final = CURRENT["Stop"].header
 _EMBEDDING_BYTES_MAX: Final = 1_024
 
 _CONFLICTS: Final = list(CONFLICTS)
+_REACHES: Final = list(REACHES)
 _KINDS: Final = list(KINDS)
 _MISFIRES: Final = list(MISFIRES)
 _OVERLAPS: Final = list(OVERLAPS)
@@ -389,9 +391,10 @@ def _read_middle(value: bytes, begin: int) -> _Middle:
 def _cancel(value: bytes) -> CancelCommand:
     job_id, at = _string_at(value, HEADER_BYTES)
     a, b, c = _time(value, at)
-    if at + 6 != len(value):
+    reach, at = _symbol_at(value, at + 6, _REACHES)
+    if at != len(value):
         raise ValueError("bytes left over")
-    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c]}, b""
+    return "cancel", {"job_id": job_id, "created_ms": FIRST[a] + SECOND[b] + THIRD[c], "reach": reach}, b""
 
 
 def _of_a_dead_run(value: bytes) -> Redrive:
@@ -776,6 +779,9 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
             answer, at = _answer_at(value, at)
             answers.append(answer)
         at = _end_of_array(value, at)
+    is_quiet = value[at]
+    if is_quiet > 1:
+        raise ValueError("no boolean")
     return {
         "wake_ms": wake_ms,
         "lease_ms": lease_ms,
@@ -785,7 +791,8 @@ def _trail_at(value: bytes, at: int) -> tuple[Trail, int]:
         "runs": runs,
         "queued_ms": queued_ms,
         "answers": answers,
-    }, at
+        "is_quiet": is_quiet == 1,
+    }, at + 1
 
 
 def _answer_at(value: bytes, at: int) -> tuple[Answer, int]:

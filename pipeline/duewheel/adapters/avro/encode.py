@@ -61,6 +61,7 @@ _DEAD_RUN: Final = CURRENT["DeadRun"].header
 PHASES: Final = {symbol: index for index, symbol in enumerate(CURRENT["State"].symbols("phase"))}
 RESULTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Outcome"].symbols("result"))}
 CONFLICTS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("on_conflict"))}
+REACHES: Final = {symbol: index for index, symbol in enumerate(CURRENT["Cancel"].symbols("reach"))}
 KINDS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "kind"))}
 MISFIRES: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "misfire"))}
 OVERLAPS: Final = {symbol: index for index, symbol in enumerate(CURRENT["Schedule"].symbols("recurrence", "overlap"))}
@@ -136,7 +137,7 @@ def splice_schedule(
 
 def encode_cancel(record: Cancel) -> bytes:
     """The Cancel, ready to be published."""
-    return _CANCEL + _string(record["job_id"]) + long(record["created_ms"])
+    return b"".join((_CANCEL, _string(record["job_id"]), long(record["created_ms"]), LAST[REACHES[record["reach"]] << 1]))
 
 
 def encode_change(record: Change) -> bytes:
@@ -420,6 +421,7 @@ def _trail(trail: Trail) -> bytes:
             _array([long(slot_ms) for slot_ms in trail["runs"]]) if trail["runs"] else b"\0",
             long(trail["queued_ms"]),
             _array([_answer(answer) for answer in trail["answers"]]) if trail["answers"] else b"\0",
+            b"\1" if trail["is_quiet"] else b"\0",
         )
     )
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from duewheel.core import trail as trails
-from duewheel.core.model import Action, Closing, Overlap, Phase, Recurrence, RecurrenceKind, Result
+from duewheel.core.model import Action, Closing, Overlap, Phase, Reach, Recurrence, RecurrenceKind, Result
 from duewheel.core.recurrence import jittered_ms, next_slot_ms
 from duewheel.core.run_ids import RunId, parse
 from duewheel.core.step import Reason
@@ -240,9 +240,11 @@ def _is_slot(recurrence: Recurrence, due_ms: int, run: RunId) -> bool:
 
 
 def _is_replaced(ledger: Ledger, job_id: str) -> bool:
-    """Whether it is a run that may have given way to the next one."""
+    """Whether it is a run that may have given way to the next one, or was cancelled with its job."""
     run = parse(job_id)
     recurring = None if run is None else ledger.stories.get(run.job_id)
+    if recurring is not None and any(c.reach == Reach.RUNNING and not ledger.refused(c.call) for c in recurring.cancels):
+        return True
     return recurring is not None and any(e.recurrence and e.recurrence["overlap"] == Overlap.REPLACE for e in recurring.enqueues)
 
 
