@@ -1034,7 +1034,8 @@ class Step:
     def _ended(self, job_id: str) -> None:
         """Tells a recurring job that a run of it is over."""
         run = parse(job_id)
-        if run is None:
+        state = None if run is None else self._state(run.job_id)
+        if run is None or state is None or not _waits_for_ends(state):
             return
         known = self._defined(run.job_id)
         if known is not None and known.recurrence is not None:
@@ -1319,6 +1320,12 @@ class Step:
         traceback = error["traceback"][:ERROR_TRACEBACK_CHARS_MAX]
         self.size_bytes += len(message) + len(traceback)
         return {"type": kind, "message": message, "traceback": traceback}
+
+
+def _waits_for_ends(state: State) -> bool:
+    """Whether a recurring job waits for what goes on, and not only for a time: read of most jobs whose run ends, and of no more."""
+    trail = state["trail"]
+    return trail is not None and state["phase"] == Phase.WAITING and (trail["queued_ms"] > 0 or not trail["wake_ms"])
 
 
 def _paused(known: Defined, state: State) -> _Before:

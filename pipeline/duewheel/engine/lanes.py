@@ -103,7 +103,6 @@ class _Narrow:
         self.turned += 1
         return _NARROW_MS << min(self.turned // _QUEUED, _QUEUED_DOUBLINGS_MAX)
 
-
     def turn_away(self, record: Record, wait_ms: int, steady_ms: int) -> Admission:
         """Lets a record wait."""
         if record not in self.suspects:

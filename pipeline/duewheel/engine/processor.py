@@ -199,7 +199,7 @@ class Processor:
         self._notice_stall()
         handed_out = self._handed_out()
         # What is due comes before what has ended, where there is more than a turn can do of both.
-        outcomes = self._outcomes.poll(0, max(1, self._records_max // _LESS) if self._is_behind else self._records_max)
+        outcomes = self._outcomes.poll(0, min(self._records_max, self._timers_max // _LESS) if self._is_behind else self._records_max)
         records = self._intake.poll(0 if outcomes else self._wait_s(), self._records_max)
         commands = self._read(records)
         now_ms = self._now_ms()
