@@ -175,10 +175,11 @@ def _obey(command: Any, work: bytes, value: bytes) -> None:
 
 def _update(change: Any) -> None:
     """What an owner makes of an update is refused, or a job as any other."""
-    for recurrence in (None, every(90_000)):
+    delivery = {"topic": "orders", "key": b"k", "tombstone": False}
+    for recurrence, goes_to in ((None, None), (every(90_000), None), (None, delivery)):
         work: Any = {"task": "t", "content_type": "application/json", "payload": b"1", "headers": {}, "policy": None}
         fixed: Any = {"job_id": change["job_id"], "due_ms": _NOW_MS, "created_ms": _NOW_MS, "on_conflict": "IGNORE", "queue": "default"}
-        schedule: Any = {**fixed, "retention_ms": 0, "limits": None, "recurrence": recurrence, "work": work}
+        schedule: Any = {**fixed, "retention_ms": 0, "limits": None, "recurrence": recurrence, "delivery": goes_to, "work": work}
         try:
             record, encoded_work, value = codec.revise_schedule(codec.encode_schedule(schedule), lambda known: updated(known, change))
         except RejectedJob:
