@@ -19,7 +19,7 @@ from typing import Final
 
 from duewheel import wiring
 from duewheel.bench import load, process, site
-from duewheel.bench.lateness import Stamp, parsed
+from duewheel.bench.lateness import Stamp, add_promises, parsed
 from duewheel.bench.report import Progress, Report
 from duewheel.bench.site import Site
 from duewheel.bench.tasks import STAMPS_VARIABLE
@@ -101,14 +101,11 @@ def _fill(report: Report, jobs: int, slot_ms: int, stamps: list[Stamp]) -> None:
         raise EnvironmentFailure(f"none of {jobs} jobs was run")
     late_ms = sorted(stamp.started_us / 1_000 - slot_ms for stamp in stamps)
     fired_ms = sorted(stamp.dispatched_ms - slot_ms for stamp in stamps)
-    runs = {stamp.job_id for stamp in stamps}
     report.add("late_p50_ms", percentile(late_ms, 50), "handler's first line after the slot, median, ms")
     report.add("late_p99_ms", percentile(late_ms, 99), "99th percentile, ms")
     report.add("late_max_ms", late_ms[-1], "the latest, ms")
     report.add("fired_p99_ms", percentile(fired_ms, 99), "of which until the processor began its batch, 99th percentile, ms")
-    report.add("early", sum(stamp.started_us < 1_000 * slot_ms for stamp in stamps), "started before their time")
-    report.add("missing", jobs - len(runs), "never started")
-    report.add("duplicates", len(stamps) - len(runs), "executions of a run beyond the first")
+    add_promises(report, jobs, stamps)
 
 
 class _Probe:

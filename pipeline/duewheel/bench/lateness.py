@@ -133,20 +133,25 @@ def parsed(line: str) -> Stamp:
     return Stamp(job_id, int(slot_ms), int(dispatched_ms), int(started_us))
 
 
+def add_promises(report: Report, jobs: int, stamps: Sequence[Stamp]) -> None:
+    """Notes what should be 0, of so many jobs that run once each."""
+    runs = {(stamp.job_id, stamp.slot_ms) for stamp in stamps}
+    report.add("early", sum(stamp.started_us < 1_000 * stamp.slot_ms for stamp in stamps), "started before their time")
+    report.add("missing", jobs - len({job_id for job_id, _ in runs}), "never started")
+    report.add("duplicates", len(stamps) - len(runs), "executions of a (job, slot) beyond the first")
+
+
 def _fill(report: Report, jobs: int, warm_ms: int, stamps: Sequence[Stamp]) -> None:
     warm = [stamp for stamp in stamps if stamp.slot_ms >= warm_ms]
     if not warm:
         raise EnvironmentFailure(f"none of the jobs due after the warm-up was run, of {jobs} in all")
     late_ms = sorted((stamp.started_us - 1_000 * stamp.slot_ms) / 1_000 for stamp in warm)
     noticed_ms = sorted(stamp.dispatched_ms - stamp.slot_ms for stamp in warm)
-    runs = {(stamp.job_id, stamp.slot_ms) for stamp in stamps}
     began_us, ended_us = min(s.started_us for s in stamps), max(s.started_us for s in stamps)
     report.add("p50_ms", percentile(late_ms, 50), "handler's first line after due time, median, ms")
     report.add("p99_ms", percentile(late_ms, 99), "99th percentile, ms")
     report.add("max_ms", late_ms[-1], "the latest, ms")
-    report.add("early", sum(stamp.started_us < 1_000 * stamp.slot_ms for stamp in stamps), "started before their time")
-    report.add("missing", jobs - len({job_id for job_id, _ in runs}), "never started")
-    report.add("duplicates", len(stamps) - len(runs), "executions of a (job, slot) beyond the first")
+    add_promises(report, jobs, stamps)
     report.add("mean_ms", sum(late_ms) / len(late_ms), "mean, ms")
     report.add("p999_ms", percentile(late_ms, 99.9), "99.9th percentile, ms")
     all_ms = sorted((stamp.started_us - 1_000 * stamp.slot_ms) / 1_000 for stamp in stamps)

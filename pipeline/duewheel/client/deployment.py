@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from duewheel.client.commands import Job, schedule_command
 from duewheel.core.errors import RejectedJob
+from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.model import Phase, Schedule
 
 # A Monday, at midnight: so that intervals fall on the hour, on midnight, on Mondays, and do not depend on when somebody deployed.
@@ -59,7 +60,7 @@ class Running(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        return self.phase not in (Phase.CANCELLED, Phase.SUCCEEDED)
+        return self.phase not in TERMINAL
 
 
 class Change(NamedTuple):

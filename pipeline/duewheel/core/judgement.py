@@ -27,7 +27,7 @@ from duewheel.core.differences import SKEW_MS, Difference, Fact, Kind, Unjudged
 from duewheel.core.lifecycle import TERMINAL
 from duewheel.core.limits import DEAD_RETENTION_MS, HOUR_MS
 from duewheel.core.model import Overlap, Phase, RecurrenceKind, Result
-from duewheel.core.recurrence import jittered_ms, next_slot_ms
+from duewheel.core.recurrence import is_slot, jittered_ms, next_slot_ms
 from duewheel.core.run_ids import RunId, parse
 from duewheel.core.step import LANE
 
@@ -114,10 +114,8 @@ def _judge_run(audit: Audit, job_id: str, job: Job, run: RunId) -> None:
         return  # of a generation that is gone: when it was due nobody knows any more
     if recurring.generation > 1 and run.slot_ms < recurring.created_ms:
         return  # the slot is one of the definition before, which waited its turn, or was left to this one
-    is_slot = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or (
-        next_slot_ms(recurrence, recurring.due_ms, run.slot_ms - 1) == run.slot_ms
-    )
-    if not is_slot or job.due_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
+    may_be = recurrence["kind"] == RecurrenceKind.EVERY_AFTER or is_slot(recurrence, recurring.due_ms, run.slot_ms)
+    if not may_be or job.due_ms != jittered_ms(recurrence, run.job_id, run.slot_ms):
         audit.find(Kind.PHANTOM, job_id, what="slot", **facts)
 
 

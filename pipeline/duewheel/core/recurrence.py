@@ -173,7 +173,7 @@ def missed(recurrence: Recurrence, anchor_ms: int, pending_ms: int, now_ms: int)
     """
     if pending_ms > now_ms:
         return Decision((), 0, pending_ms)
-    late_before_ms = now_ms - (recurrence["grace_ms"] or GRACE_MS_DEFAULT) - recurrence["jitter_ms"]
+    late_before_ms = _late_before_ms(recurrence, now_ms)
     kind = recurrence["kind"]
     if kind == RecurrenceKind.EVERY_AFTER:
         return _decide_after_end(recurrence, anchor_ms, pending_ms, now_ms, pending_ms < late_before_ms)
@@ -192,7 +192,7 @@ def missed(recurrence: Recurrence, anchor_ms: int, pending_ms: int, now_ms: int)
 
 def is_late(recurrence: Recurrence, slot_ms: int, now_ms: int) -> bool:
     """Whether a slot counts as missed now: `missed` says what that means."""
-    return slot_ms < now_ms - (recurrence["grace_ms"] or GRACE_MS_DEFAULT) - recurrence["jitter_ms"]
+    return slot_ms < _late_before_ms(recurrence, now_ms)
 
 
 def check_expression(expression: str) -> None:
@@ -220,6 +220,11 @@ def zone_of(name: str) -> tzinfo:
 
 
 # --- misfires ---
+
+
+def _late_before_ms(recurrence: Recurrence, now_ms: int) -> int:
+    """Slots before this moment are missed now."""
+    return now_ms - (recurrence["grace_ms"] or GRACE_MS_DEFAULT) - recurrence["jitter_ms"]
 
 
 def _fired(recurrence: Recurrence, due: list[int] | range, late_before_ms: int) -> tuple[int, ...]:
