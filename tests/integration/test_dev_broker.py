@@ -102,6 +102,14 @@ def test_a_thread_that_ends_leaves_the_broker_and_a_kill_of_the_program_does_not
     assert "-7" in (left / "node-1" / "server.properties").read_text()
 
 
+def test_what_a_broker_unpacks_lies_in_its_own_folder(program: tuple[subprocess.Popen[str], int, str], folder: Path) -> None:
+    """Killed, it cannot tidy up; then the folder goes as a whole."""
+    options = Path(f"/proc/{program[1]}/cmdline").read_text().split("\0")
+    [temporary] = [option.partition("=")[2] for option in options if option.startswith("-Djava.io.tmpdir=")]
+    assert Path(temporary).is_dir()
+    assert Path(temporary).is_relative_to(folder)
+
+
 def test_a_kill_of_the_guard_takes_the_broker_along(program: tuple[subprocess.Popen[str], int, str]) -> None:
     _process, pid, _address = program
     os.kill(parent_of(pid), signal.SIGKILL)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import shutil
 import socket
 import string
 import subprocess
@@ -265,7 +266,10 @@ class DevCluster:
             folder.mkdir(exist_ok=True)
             properties = folder / "server.properties"
             properties.write_text(self._properties(node_id, port, controller_port, voters, folder / "data"))
-            command = distribution.command(flags, "kafka.Kafka", str(properties))
+            temporary = folder / "tmp"  # Kafka's libraries unpack themselves there, and stay when it is killed
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            command = distribution.command([*flags, f"-Djava.io.tmpdir={temporary}"], "kafka.Kafka", str(properties))
             self.brokers.append(Broker(node_id, port, folder, command, self._run.lock))
         _format(distribution, [broker.log.parent for broker in self.brokers], flags)
 
