@@ -31,6 +31,7 @@ class World:
         refusing: topics that take no records.
         takes: whether a topic takes this record, by topic, key and value.
         aborted: how many transactions were.
+        fenced: names that were, in order.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class World:
         self.topics = dict.fromkeys((TOPOLOGY.intake, TOPOLOGY.state, TOPOLOGY.outcomes, TOPOLOGY.dispatch("default")), 2)
         self.topics |= dict.fromkeys((TOPOLOGY.dead_letter, TOPOLOGY.control), 1)
         self.unfenceable: set[str] = set()
+        self.fenced: list[str] = []
         self.refusing: set[str] = set()
         self.takes: Callable[[str, bytes | None, bytes | None], bool] = lambda topic, key, value: True
         self.transaction_bytes: list[int] = []
@@ -80,6 +82,7 @@ class World:
     def fence(self, name: str) -> None:
         if name in self.unfenceable:
             raise BrokerUnavailable(f"the coordinator of {name} has no leader")
+        self.fenced.append(name)
 
 
 class Consumed:
@@ -163,9 +166,8 @@ class Reader:
 class Output:
     """`ports.TransactionalOutput`, its transaction and its pending commit in one: commits take effect when they are settled."""
 
-    name = "me"
-
     def __init__(self, world: World) -> None:
+        self.name = "me"
         self._world = world
         self._records: list[tuple[str, bytes | None, bytes, int]] = []
         self._offsets: Mapping[str, Sequence[Offset]] = {}
@@ -213,6 +215,9 @@ class Output:
 
     def recover(self) -> bool:
         return True
+
+    def take_new_name(self) -> None:
+        self.name += ".2"
 
     def close(self) -> None:
         pass

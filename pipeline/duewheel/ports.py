@@ -128,6 +128,13 @@ class TransactionalOutput(Protocol):
         Bounded to a few seconds a call; keep polling and call again while it answers false.
         """
 
+    def take_new_name(self) -> None:
+        """Lets go of both producers and goes on under a name that nobody had; `recover` makes new ones.
+
+        For an owner that has lost everything it held: its successors fence the old name, and must not hit what it does next. What it left
+        open is theirs to end, or its own where it comes by the same again.
+        """
+
     def close(self) -> None: ...
 
 

@@ -158,6 +158,23 @@ def test_fencing_ends_what_was_left_open_and_frees_its_readers(copying: Copying)
     assert copying.written() == []
 
 
+def test_under_a_new_name_nobody_is_hit_by_the_fencing_of_the_old_one(copying: Copying) -> None:
+    old = copying.output.name
+    left_open = copying.output.begin()
+    left_open.produce(copying.target, b"no", b"key", 0)
+    eventually(copying.grounds, lambda: copying.cluster.watermarks(copying.target, [0])[0][1] == 1)
+    copying.output.take_new_name()
+    assert copying.output.name != old
+    eventually(copying.grounds, copying.output.recover)
+    with copying.output.begin() as transaction:
+        transaction.produce(copying.target, b"a", b"key", 0)
+        copying.cluster.fence(old)
+        transaction.commit({copying.group: [Offset(copying.source, 0, 1)]})
+    assert (copying.written(), copying.committed()) == ([b"a"], 1)
+    copying.output.take_new_name()
+    assert len({old, f"{old}.2", copying.output.name}) == 3, "each name is new"
+
+
 def test_a_name_that_nobody_had_can_be_fenced(copying: Copying) -> None:
     copying.cluster.fence(copying.grounds.name("nobody"))
 

@@ -14,7 +14,7 @@ from duewheel.adapters.avro import codec
 from duewheel.core.errors import Reason, TopicMissing
 from duewheel.core.limits import BATCH_BYTES_MAX, OUTPUT_BYTES_MAX
 from duewheel.core.model import DeadLetter, Limits, OnConflict, Result
-from duewheel.core.ownership import owned_by
+from duewheel.core.ownership import owned_by, owner_of
 from duewheel.core.topology import partition_of
 from duewheel.engine.partition import Stage
 from duewheel.ports import CommitRefused, GroupPosition, Offset
@@ -278,6 +278,26 @@ def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing
     schedule(world, next(f"more-{n}" for n in range(99) if partition_of(f"more-{n}".encode(), 2) == 0), world.now_ms)
     instance.turn(3)
     assert len(dispatches(world)) == 2
+
+
+def test_who_lost_everything_goes_on_under_a_name_that_its_successors_do_not_fence(world: World) -> None:
+    """Members that come back together deal the partitions anew. Under their old names they would fence one another's claims, in a circle."""
+    instance = Instance(world, 0, 1)
+    instance.intake.events.append(lambda: instance.processor.lost([0, 1]))
+    instance.turn(1)
+    instance.assign(0)
+    owner_of_1, owner_of_0 = (owner_of(world.group[TOPOLOGY.intake, number].metadata) for number in (1, 0))
+    assert world.fenced == [owner_of_1], "what it left open itself, under the name that a successor of the other will fence"
+    assert owner_of_0 not in (None, owner_of_1)
+    assert instance.processor.stages == {0: Stage.ACTIVE}
+
+
+def test_who_lost_a_part_keeps_its_name(world: World) -> None:
+    instance = Instance(world, 0, 1)
+    instance.intake.events.append(lambda: instance.processor.lost([0]))
+    instance.turn(1)
+    instance.assign(0)
+    assert len({owner_of(world.group[TOPOLOGY.intake, number].metadata) for number in (0, 1)}) == 1
 
 
 def test_what_is_claimed_while_another_is_being_replayed_misses_nothing_of_its_changelog(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,6 +283,8 @@ class Processor:
     def lost(self, partitions: Sequence[int]) -> None:
         self._settle_early()
         self._let_go([self._partitions[number] for number in partitions if number in self._partitions])
+        if not self._partitions:
+            self._output.take_new_name()  # else whoever has them now would fence us in the middle of our next claim, and we them
         log.warning("processor.lost", partitions=sorted(partitions))
 
     def _let_go(self, partitions: Sequence[Partition]) -> None:

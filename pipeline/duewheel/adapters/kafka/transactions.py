@@ -52,7 +52,8 @@ class KafkaTransactions:
 
     Args:
         kafka: where the cluster is.
-        name: what the transactional ids begin with; must be new for each process, since it is how successors fence it.
+        name: what the transactional ids begin with; must be new for each process, since it is how successors fence it. Later names of
+            the same process add a number to it.
         groups: the consumers whose offsets will be committed, by consumer group.
         call_timeout_s: our own limit for finishing one transaction.
     """
@@ -60,7 +61,8 @@ class KafkaTransactions:
     def __init__(
         self, kafka: KafkaConfig, name: str, groups: Mapping[str, Consumer], call_timeout_s: float = TRANSACTION_CALL_TIMEOUT_S
     ) -> None:
-        self.name = name
+        self.name = self._first_name = name
+        self._names = 1
         self._kafka = kafka
         self._groups = groups
         self._call_timeout_s = call_timeout_s
@@ -75,6 +77,14 @@ class KafkaTransactions:
             if producer is None:
                 self._producers[index] = self._initialised(index)
         return None not in self._producers
+
+    def take_new_name(self) -> None:
+        self._names += 1
+        self.name = f"{self._first_name}.{self._names}"
+        for producer in self._producers:
+            if producer is not None:
+                producer.purge()
+        self._producers = [None, None]
 
     def begin(self) -> _KafkaTransaction:
         self._turn ^= 1

@@ -192,7 +192,8 @@ class MemoryTransactions:
         groups: Mapping[str, MemoryGroupReader],
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
-        self.name = name
+        self.name = self._first_name = name
+        self._names = 1
         self._process = process
         self._broker = broker
         self._groups = groups
@@ -205,6 +206,11 @@ class MemoryTransactions:
             if producer is None:
                 self._producers[index] = self._initialised(index)
         return None not in self._producers
+
+    def take_new_name(self) -> None:
+        self._names += 1
+        self.name = f"{self._first_name}.{self._names}"
+        self._producers = [None, None]
 
     def begin(self) -> _MemoryTransaction:
         self._turn ^= 1
