@@ -191,6 +191,8 @@ class Output:
     def recover(self) -> bool:
         return True
 
+    def take_new_name(self) -> None: ...
+
     def close(self) -> None: ...
 
 

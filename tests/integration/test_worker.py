@@ -390,7 +390,7 @@ class DoubtfulOutput:
         self.real = real
         self.name = real.name
         self.plan: list[str] = []
-        self.close, self.recover = real.close, real.recover
+        self.close, self.recover, self.take_new_name = real.close, real.recover, real.take_new_name
 
     def begin(self) -> Any:
         transaction = self.real.begin()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from duewheel.adapters.kafka.cluster import KafkaCluster
 from duewheel.adapters.kafka.settings import KafkaConfig
@@ -64,6 +64,8 @@ class OffsetsAdmin:
             answers[at].set_result(SimpleNamespace(offset=self._offsets[at.partition]))
         return answers
 
+    def list_topics(self, topic: str, timeout: float) -> None: ...
+
     def poll(self, timeout: float) -> None: ...
 
 
@@ -73,7 +75,47 @@ def test_where_logs_end_is_told_by_partition(cluster: KafkaCluster) -> None:
 
 
 @pytest.mark.parametrize("ask", [KafkaCluster.watermarks, KafkaCluster.visible])
-def test_no_offset_is_no_answer(cluster: KafkaCluster, ask: Any) -> None:
+def test_no_offset_is_no_answer(cluster: KafkaCluster, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duewheel.adapters.kafka.cluster._TIMEOUT_S", 0.1)
     cluster._admin = OffsetsAdmin({0: 7, 1: OFFSET_INVALID})  # type: ignore[assignment]
     with pytest.raises(BrokerUnavailable, match=r"no leader of t \[1\] answers"):
         ask(cluster, "t", [0, 1])
+
+
+class MovedAdmin(OffsetsAdmin):
+    """Goes by a leader that is none any more, until somebody asks for the topic's metadata."""
+
+    def __init__(self, offsets: Mapping[int, int]) -> None:
+        super().__init__(offsets)
+        self._knows = False
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, object], **settings: object) -> dict[TopicPartition, Future[Any]]:
+        answers = super().list_offsets(wanted, **settings)
+        if not self._knows:
+            for at in answers:
+                answers[at] = Future()
+                answers[at].set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+        return answers
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        self._knows = True
+
+
+def test_where_logs_end_is_asked_of_who_leads_now(cluster: KafkaCluster) -> None:
+    cluster._admin = MovedAdmin({0: 7})  # type: ignore[assignment]
+    assert cluster.watermarks("t", [0]) == {0: (7, 7)}
+
+
+def test_an_error_that_will_stay_is_told_at_once(cluster: KafkaCluster) -> None:
+    class Forbidding(MovedAdmin):
+        def list_offsets(self, wanted: Mapping[TopicPartition, object], **settings: object) -> dict[TopicPartition, Future[Any]]:
+            assert not self._knows, "asked once more"
+            answers = super().list_offsets(wanted, **settings)
+            for at in answers:
+                answers[at] = Future()
+                answers[at].set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+            return answers
+
+    cluster._admin = Forbidding({0: 7})  # type: ignore[assignment]
+    with pytest.raises(BrokerUnavailable, match="authorization failed"):
+        cluster.watermarks("t", [0])

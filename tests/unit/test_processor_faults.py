@@ -281,7 +281,7 @@ def test_a_redrive_after_its_time_to_start_is_a_dead_letter_and_holds_up_nothing
 
 
 def test_who_lost_everything_goes_on_under_a_name_that_its_successors_do_not_fence(world: World) -> None:
-    """Members that come back together deal the partitions anew. Under their old names they would fence one another's claims, in a circle."""
+    """Members that come back together deal the partitions anew, and under their old names would fence one another's claims in a circle."""
     instance = Instance(world, 0, 1)
     instance.intake.events.append(lambda: instance.processor.lost([0, 1]))
     instance.turn(1)

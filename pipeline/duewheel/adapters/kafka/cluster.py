@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -25,6 +26,9 @@ from duewheel.core.topology import making
 from duewheel.ports import GroupPosition
 
 _TIMEOUT_S: Final = 5.0
+_TRY_S: Final = 1.0
+_PAUSE_S: Final = 0.05
+_NO_ANSWER: Final = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 
 
 class KafkaCluster:
@@ -39,7 +43,7 @@ class KafkaCluster:
 
     def partition_count(self, topic: str) -> int:
         try:
-            found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+            found = self._metadata(topic).topics[topic]
         except KafkaException as error:
             raise self._unavailable(error) from error
         if found.error is None:
@@ -52,7 +56,7 @@ class KafkaCluster:
 
     def partition_counts(self) -> dict[str, int]:
         try:
-            topics = self._admin.list_topics(timeout=_TIMEOUT_S).topics
+            topics = self._metadata().topics
         except KafkaException as error:
             raise self._unavailable(error) from error
         return {name: len(found.partitions) for name, found in topics.items() if found.partitions}
@@ -112,6 +116,17 @@ class KafkaCluster:
                 list(pool.map(lambda index: fence_producer(self._kafka, name, index), (0, 1)))
         except KafkaException as error:
             raise self._unavailable(error) from error
+
+    def _metadata(self, *topic: str) -> Any:
+        """In short tries: librdkafka chooses a broker for each, and waits in vain for one that has just died."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                return self._admin.list_topics(*topic, timeout=_TRY_S)
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_ANSWER or time.monotonic() + _TRY_S > deadline:
+                    raise
+                time.sleep(_PAUSE_S)  # some of them fail at once
 
     def _ends(self, topic: str, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, tuple[int, int]]:
         first = self._offsets(topic, partitions, OffsetSpec.earliest(), isolation)
