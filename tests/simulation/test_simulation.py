@@ -17,6 +17,7 @@ import pytest
 
 from duewheel.engine.partition import Partition
 from tests.simulation import __main__ as command
+from tests.simulation import crowd
 from tests.simulation.coverage import DEEDS, SEEDS_MIN, missing
 from tests.simulation.trial import Trial
 from tests.simulation.weather import AT_CALLS, AT_TIMES
@@ -70,12 +71,12 @@ def test_a_set_of_seeds_that_never_did_something_is_vacuous(monkeypatch: pytest.
         verdict: Final = ()
 
         def __init__(self, seed: int, calm: bool) -> None:
-            self.met = dict.fromkeys((*AT_CALLS, *AT_TIMES, *DEEDS), 1) | {left_out: 0}
+            self.met = Counter(dict.fromkeys((*AT_CALLS, *AT_TIMES, *DEEDS), 1) | {left_out: 0})
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr(command, "Trial", Boring)
-    monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", str(SEEDS_MIN)])
+    monkeypatch.setattr(crowd, "Trial", Boring)
+    monkeypatch.setattr(sys, "argv", ["simulation", "--processes", "1", "--seeds", str(SEEDS_MIN)])
     for left_out in ("late", "job id used anew", "handler began"):
         assert command.main() == 1
         assert f"VACUOUS: never happened: {left_out}\n" in capsys.readouterr().out

@@ -125,6 +125,7 @@ def _is_after(story: Story, dispatch: Dispatched | Delivered, pause: Pause) -> b
 def _is_within(record: Defined, pause: Pause) -> bool:
     if record.partition != pause.begun.partition or record.offset <= pause.begun.offset:
         return False
-    if isinstance(pause.until, Defined) and record.at_ms >= pause.until.at_ms:
-        return False  # one transaction: defined anew twice, the first of them handed it out, of which there is no record
-    return pause.until is None or record.offset < pause.until.offset
+    if pause.until is None:
+        return True
+    # Of one transaction: of a job that was resumed and then changed once more only the last state is written, behind what it handed out.
+    return record.offset < pause.until.offset and record.at_ms < pause.until.at_ms
