@@ -82,40 +82,34 @@ def test_no_offset_is_no_answer(cluster: KafkaCluster, ask: Any, monkeypatch: py
         ask(cluster, "t", [0, 1])
 
 
-class MovedAdmin(OffsetsAdmin):
-    """Goes by a leader that is none any more, until somebody asks for the topic's metadata."""
+class FailingAdmin(OffsetsAdmin):
+    """Answers with an error, until somebody asks for the topic's metadata."""
 
-    def __init__(self, offsets: Mapping[int, int]) -> None:
+    def __init__(self, offsets: Mapping[int, int], code: int) -> None:
         super().__init__(offsets)
-        self._knows = False
+        self._code = code
+        self.was_asked_for_metadata = False
 
     def list_offsets(self, wanted: Mapping[TopicPartition, object], **settings: object) -> dict[TopicPartition, Future[Any]]:
         answers = super().list_offsets(wanted, **settings)
-        if not self._knows:
+        if not self.was_asked_for_metadata:
             for at in answers:
                 answers[at] = Future()
-                answers[at].set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+                answers[at].set_exception(KafkaException(KafkaError(self._code)))
         return answers
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        self._knows = True
+        self.was_asked_for_metadata = True
 
 
 def test_where_logs_end_is_asked_of_who_leads_now(cluster: KafkaCluster) -> None:
-    cluster._admin = MovedAdmin({0: 7})  # type: ignore[assignment]
+    cluster._admin = FailingAdmin({0: 7}, KafkaError.FENCED_LEADER_EPOCH)  # type: ignore[assignment]
     assert cluster.watermarks("t", [0]) == {0: (7, 7)}
 
 
 def test_an_error_that_will_stay_is_told_at_once(cluster: KafkaCluster) -> None:
-    class Forbidding(MovedAdmin):
-        def list_offsets(self, wanted: Mapping[TopicPartition, object], **settings: object) -> dict[TopicPartition, Future[Any]]:
-            assert not self._knows, "asked once more"
-            answers = super().list_offsets(wanted, **settings)
-            for at in answers:
-                answers[at] = Future()
-                answers[at].set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
-            return answers
-
-    cluster._admin = Forbidding({0: 7})  # type: ignore[assignment]
+    admin = FailingAdmin({0: 7}, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    cluster._admin = admin  # type: ignore[assignment]
     with pytest.raises(BrokerUnavailable, match="authorization failed"):
         cluster.watermarks("t", [0])
+    assert not admin.was_asked_for_metadata, "asked once more"
