@@ -34,7 +34,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "transactions.producer_discarded": Event("A producer failed for good and will be replaced.", ("name", "error")),
     "transactions.call_hung": Event(
-        "A call into the Kafka client overran our own limit; it was left behind and replaced.", ("name", "seconds")
+        "A call into the Kafka client overran our own limit; it was left behind and replaced.", ("name", "where", "seconds")
     ),
     # Hashing of keys (adapters/kafka/partitioner.py)
     "partitioner.pure": Event(

@@ -50,11 +50,13 @@ class TransactionAborted(Exception):
 
     Attributes:
         is_by_value: the brokers refused a record for what it is, its size or its form; tried again, it will be refused again.
+        is_by_offsets: the group's offsets could not be sent; no record is to blame.
     """
 
-    def __init__(self, message: str, *, is_by_value: bool = False) -> None:
+    def __init__(self, message: str, *, is_by_value: bool = False, is_by_offsets: bool = False) -> None:
         super().__init__(message)
         self.is_by_value = is_by_value
+        self.is_by_offsets = is_by_offsets
 
 
 class TransactionUnknown(Exception):
@@ -131,8 +133,8 @@ class TransactionalOutput(Protocol):
     def take_new_name(self) -> None:
         """Lets go of both producers and goes on under a name that nobody had; `recover` makes new ones.
 
-        For an owner that has lost everything it held: its successors fence the old name, and must not hit what it does next. What it left
-        open is theirs to end, or its own where it comes by the same again.
+        For a member that has lost everything it held: its successors fence the old name, and must not hit what it does next. What was left
+        open under the old name `recover` ends.
         """
 
     def close(self) -> None: ...

@@ -213,8 +213,8 @@ class Processor:
         except TransactionAborted as error:
             log.warning("processor.batch_aborted", error=str(error))
             steady_ms, why = self._clock.steady_ms(), str(error)
-            if not self._doubts.failed(self._sending, steady_ms, why, is_by_value=error.is_by_value):  # else it was a try of a queue
-                self._listen_anew(now_ms)
+            if error.is_by_offsets or not self._doubts.failed(self._sending, steady_ms, why, is_by_value=error.is_by_value):
+                self._listen_anew(now_ms)  # else it was a try of a queue
             self._doubt_batch()
             self._read_again()
         except TransactionUnknown as error:

@@ -159,6 +159,7 @@ class Worker:
         self._polled_ms = self._contact_ms = clock.steady_ms()
         self._again_ms = self._recorded_ms = 0
         self._backoff_ms = _BACKOFF_MS
+        self._has_lost_all = False
         self._unproven = False  # whether this process was away for so long that its membership must be proved first
         self._probe: Future[int] | None = None
         self._drain_until_ms: int | None = None
@@ -227,6 +228,9 @@ class Worker:
     # --- rebalances: called on the polling thread, from within poll ---
 
     def assigned(self, partitions: Sequence[int]) -> None:
+        if self._has_lost_all and self._doubt is None:  # what is in doubt is found out under its own name
+            self._output.take_new_name()  # else whoever has now what we had fences us in the middle of our next claims, and we them
+        self._has_lost_all = False
         holdings = [Holding(self._topic, partition, self._output.name) for partition in partitions]
         self._holdings.update((holding.partition, holding) for holding in holdings)
         if holdings:
@@ -255,6 +259,7 @@ class Worker:
         self._let_go(leaving)
         going = set(leaving)
         self._withdraw(lambda run: run.holding in going)
+        self._has_lost_all = not self._holdings
         log.warning("worker.lost", partitions=sorted(partitions))
 
     # --- what a takeover needs ---
@@ -487,6 +492,7 @@ class Worker:
             self._doubt = _Doubt(self._reports.take(), self._starts, telling, self._find_out(telling))
             self._starts = []
             _note_sent(changed)
+            self._wait_a_while()
         else:
             self._reports.take()
             _note_sent(changed)
@@ -512,9 +518,12 @@ class Worker:
         if starts:
             self._desk.submit(starts)
 
-    def _back_off(self, error: Exception) -> None:
+    def _wait_a_while(self) -> None:
         self._again_ms = self._clock.steady_ms() + self._backoff_ms
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MAX_MS)
+
+    def _back_off(self, error: Exception) -> None:
+        self._wait_a_while()
         log.warning("worker.commit_refused", error=str(error), outcomes=len(self._reports), claims=len(self._starts))
 
     def _find_out(self, telling: dict[Holding, Offset]) -> Future[dict[int, GroupPosition]]:

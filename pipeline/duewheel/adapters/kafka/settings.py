@@ -29,6 +29,9 @@ TRANSACTION_TIMEOUT_MS: Final = 30_000
 # coordinator. At 20 s fault tests took up to 32 s to recover.
 TRANSACTION_CALL_TIMEOUT_S: Final = 8.0
 
+# A broker that comes back is waited for no longer than this. librdkafka's default of 10 s is most of what a restart costs.
+RECONNECT_BACKOFF_MAX_MS: Final = 1_000
+
 # Leaving a group takes a round trip, or a few on a machine that is overloaded. After that it is not waited for.
 CLOSE_TIMEOUT_S: Final = 15.0
 
@@ -70,7 +73,12 @@ class KafkaConfig:
     def common(self) -> dict[str, Any]:
         # librdkafka's own log goes to standard error in a form of its own, twenty lines a second while a broker is away. What it has to say
         # comes through error callbacks into ours.
-        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **self.options}
+        return {
+            "bootstrap.servers": self.bootstrap_servers,
+            "reconnect.backoff.max.ms": RECONNECT_BACKOFF_MAX_MS,
+            "log_level": 0,
+            **self.options,
+        }
 
     @property
     def session_timeout_ms(self) -> int:

@@ -17,17 +17,20 @@ next transaction. Its successor with the same transactional id calls init_transa
 whatever was open.
 
 `send_offsets_to_transaction` ignores its timeout and may hang for ever when the coordinator's broker goes (librdkafka 5456, 5511).
-All finishing calls therefore run on a helper thread under our own clock; a thread that overruns is abandoned with its producer.
+All finishing calls therefore run on a helper thread under our own clock; a thread that overruns is abandoned with its producer. A gate
+lies between the offsets and the commit, which either the helper passes or whoever gives it up shuts: behind a gate that was shut nothing
+can have been committed, so that a hang before it costs an abort and two seconds, and none of what a doubt costs.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -39,12 +42,34 @@ from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
 log = structlog.get_logger(__name__)
 
 _INIT_TIMEOUT_S: Final = 5.0  # one try of init_transactions; callers go on polling between tries
+# Sending offsets takes milliseconds. Where it hangs, because the coordinator's broker died, a new producer finds the new coordinator. As
+# that may take some seconds to be chosen there are some tries; then each takes longer, since each leaves a thread behind.
+_OFFSETS_TIMEOUT_S: Final = 2.0
+_QUICK_TRIES: Final = 4
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.5
 _ABORT_FLUSH_S: Final = 5.0
 # What brokers say of a record that is too large for its topic, or has no key where the topic is compacted; and the client, of a size.
 _BY_VALUE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
 _REFUSED: Final = _BY_VALUE | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER}
+
+
+class _Shut(Exception):
+    """The gate was shut before the offsets had been sent."""
+
+
+class _Finishing(NamedTuple):
+    """A transaction on its way to its end.
+
+    Attributes:
+        end: what becomes of it.
+        gate: held by the helper thread once it commits, or by whoever gave it up before; never by both.
+        offsets_until_s: until when its offsets must have been sent, by the monotonic clock.
+    """
+
+    end: Future[None]
+    gate: threading.Lock
+    offsets_until_s: float
 
 
 class KafkaTransactions:
@@ -68,17 +93,31 @@ class KafkaTransactions:
         self._call_timeout_s = call_timeout_s
         self._producers: list[Producer | None] = [None, None]
         self._cut_off = [False, False]
-        self._abandoned: list[Producer] = []  # still referenced by hung threads; freeing one would block
+        self._abandoned: list[tuple[Producer, Future[None]]] = []  # of threads that hang; freeing one would block
+        self._hung = 0  # tries to send offsets, one after the other
+        self._undecided: list[str] = []  # earlier names, of whose producers one was thrown away, perhaps with a transaction open
         self._turn = 0
         self._helper = Helper("duewheel-transactions")
 
     def recover(self) -> bool:
+        try:
+            while self._undecided:
+                for index in range(len(self._producers)):
+                    fence_producer(self._kafka, self._undecided[-1], index)
+                self._undecided.pop()
+        except KafkaException as error:
+            log.warning("transactions.init_failed", transactional_id=self._undecided[-1], error=str(error))
+            return False
         for index, producer in enumerate(self._producers):
             if producer is None:
                 self._producers[index] = self._initialised(index)
-        return None not in self._producers
+                if self._producers[index] is None:
+                    return False  # and the other would have to be waited for as well
+        return True
 
     def take_new_name(self) -> None:
+        if None in self._producers:
+            self._undecided.append(self.name)
         self._names += 1
         self.name = f"{self._first_name}.{self._names}"
         for producer in self._producers:
@@ -89,11 +128,10 @@ class KafkaTransactions:
     def begin(self) -> _KafkaTransaction:
         self._turn ^= 1
         self._renew(self._turn)
+        # Both: what one that was thrown away left open is ended before anything else is written.
+        if None in self._producers and not self.recover():
+            raise TransactionAborted("no transactional producer could be initialised; is the cluster reachable?")
         producer = self._producers[self._turn]
-        if producer is None:
-            if not self.recover():
-                raise TransactionAborted("no transactional producer could be initialised; is the cluster reachable?")
-            producer = self._producers[self._turn]
         assert producer is not None
         metadata = {group: consumer.consumer_group_metadata() for group, consumer in self._groups.items()}
         try:
@@ -140,20 +178,29 @@ class KafkaTransactions:
         self._producers[index] = None
         producer.purge()
 
-    def _abandon(self, producer: Producer) -> None:
+    def _discard_both(self, reason: object) -> None:
+        for producer in self._producers:
+            if producer is not None:
+                self._discard(producer, reason)
+
+    def _abandon(self, producer: Producer, hanging: Future[None], where: str, seconds: float) -> None:
         """The helper thread hangs inside this producer; both stay behind.
 
         Its partner goes as well. It has lost the same connections, and measured after a broker's restart, its next call hung too.
         """
-        log.error("transactions.call_hung", name=self.name, seconds=self._call_timeout_s)
-        self._abandoned.append(producer)
+        log.error("transactions.call_hung", name=self.name, where=where, seconds=seconds)
+        self._abandoned = [(left, call) for left, call in self._abandoned if not call.done()]
+        self._abandoned.append((producer, hanging))
         self._producers = [None, None]
+        self._helper.stop()
         self._helper = Helper("duewheel-transactions")
 
     # --- what a transaction asks of its output ---
 
-    def _finish(self, producer: Producer, metadata: Mapping[str, Any], offsets: Mapping[str, Sequence[Offset]]) -> Future[None]:
-        deadline = time.monotonic() + self._call_timeout_s
+    def _finish(self, producer: Producer, metadata: Mapping[str, Any], offsets: Mapping[str, Sequence[Offset]]) -> _Finishing:
+        now_s = time.monotonic()
+        deadline, gate = now_s + self._call_timeout_s, threading.Lock()
+        offsets_until_s = now_s + self._offsets_timeout_s()
         groups = [
             ([TopicPartition(o.topic, o.partition, o.offset, metadata=o.metadata) for o in positions], metadata[group])
             for group, positions in offsets.items()
@@ -162,16 +209,18 @@ class KafkaTransactions:
         def finish() -> None:
             for positions, member in groups:
                 _repeat(partial(producer.send_offsets_to_transaction, positions, member, self._call_timeout_s), deadline)
+            if not gate.acquire(blocking=False):
+                raise _Shut
             _repeat(lambda: producer.commit_transaction(max(0.1, deadline - time.monotonic())), deadline)
 
-        return self._helper.start(finish)
+        return _Finishing(self._helper.start(finish), gate, offsets_until_s)
 
-    def _settle(self, producer: Producer, finishing: Future[None]) -> None:
+    def _offsets_timeout_s(self) -> float:
+        return min(self._call_timeout_s, _OFFSETS_TIMEOUT_S * 2.0 ** max(0, self._hung + 1 - _QUICK_TRIES))
+
+    def _settle(self, producer: Producer, finishing: _Finishing) -> None:
         try:
-            finishing.result(self._call_timeout_s + 1.0)
-        except TimeoutError as error:
-            self._abandon(producer)
-            raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s") from error
+            self._await_end(producer, finishing)
         except KafkaException as error:
             failure = error.args[0]
             if failure.txn_requires_abort() and not failure.fatal():
@@ -179,8 +228,29 @@ class KafkaTransactions:
                 if failure.code() in _REFUSED and producer in self._producers:
                     self._discard(producer, failure)
                 raise TransactionAborted(str(failure), is_by_value=failure.code() in _BY_VALUE) from error
-            self._discard(producer, error)
+            if failure.code() == KafkaError._FENCED:
+                self._discard_both(failure)  # whoever fences does so by name, and both have it
+            else:
+                self._discard(producer, failure)
+            if not finishing.gate.locked() and not failure.fatal():
+                raise TransactionAborted(f"offsets could not be sent: {failure}", is_by_offsets=True) from error
             raise TransactionUnknown(str(failure)) from error
+        self._hung = 0
+
+    def _await_end(self, producer: Producer, finishing: _Finishing) -> None:
+        try:
+            return finishing.end.result(max(0.0, finishing.offsets_until_s - time.monotonic()))
+        except TimeoutError as error:
+            if finishing.gate.acquire(blocking=False):
+                limit_s = self._offsets_timeout_s()
+                self._hung += 1
+                self._abandon(producer, finishing.end, "send_offsets", limit_s)
+                raise TransactionAborted(f"sending offsets took longer than {limit_s:.0f} s", is_by_offsets=True) from error
+        try:
+            finishing.end.result(self._call_timeout_s + 1.0)
+        except TimeoutError as error:
+            self._abandon(producer, finishing.end, "commit", self._call_timeout_s)
+            raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s") from error
 
     def _abort(self, producer: Producer) -> None:
         deadline = time.monotonic() + self._call_timeout_s
@@ -190,10 +260,11 @@ class KafkaTransactions:
             producer.flush(_ABORT_FLUSH_S)
             _repeat(lambda: producer.abort_transaction(max(0.1, deadline - time.monotonic())), deadline)
 
+        aborting = self._helper.start(abort)
         try:
-            self._helper.start(abort).result(self._call_timeout_s + _ABORT_FLUSH_S)
+            aborting.result(self._call_timeout_s + _ABORT_FLUSH_S)
         except TimeoutError:
-            self._abandon(producer)
+            self._abandon(producer, aborting, "abort", self._call_timeout_s + _ABORT_FLUSH_S)
         except KafkaException as error:
             self._discard(producer, error)
 
@@ -230,7 +301,7 @@ class _KafkaTransaction:
 class _KafkaPendingCommit:
     __slots__ = ("_finishing", "_output", "_producer")
 
-    def __init__(self, output: KafkaTransactions, producer: Producer, finishing: Future[None]) -> None:
+    def __init__(self, output: KafkaTransactions, producer: Producer, finishing: _Finishing) -> None:
         self._output = output
         self._producer = producer
         self._finishing = finishing

@@ -127,7 +127,7 @@ class Coordinator:
     def _checked(self, transactional_id: str, epoch: int) -> Transactional:
         it = self.ids.get(transactional_id)
         if it is None or it.epoch != epoch:
-            raise Fault(Kind.FATAL, f"PRODUCER_FENCED: {transactional_id} was taken over")
+            raise Fault(Kind.FATAL, f"PRODUCER_FENCED: {transactional_id} was taken over", is_fencing=True)
         return it
 
     def _time_out(self, it: Transactional, opened_us: int) -> None:

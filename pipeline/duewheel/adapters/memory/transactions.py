@@ -5,7 +5,8 @@ before the transaction is committed: offsets may be pending at the group before 
 
 Two producers are taken in turn. A fault is judged by its kind, as the real one by its flags: the same call again for what is retriable, as
 long as our own clock allows; an abort where one is required; and for anything else the producer is thrown away, as it is where a call
-takes too long. What was under way may still take effect then, until `recover` takes the id over.
+takes too long. What was under way may still take effect then, until `recover` takes the id over: but nothing is committed where offsets
+could not be sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from duewheel.adapters.memory.broker import RECORD_BYTES_MAX, Broker
 from duewheel.adapters.memory.logs import Headers
@@ -24,7 +25,8 @@ from duewheel.adapters.memory.world import Fault, Kind, Process
 from duewheel.core.topology import partition_of
 from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
 
-CALL_TIMEOUT_S: Final = 20.0
+CALL_TIMEOUT_S: Final = 8.0
+OFFSETS_TIMEOUT_S: Final = 2.0
 TIMEOUT_MS: Final = 30_000
 LINGER_US: Final = 5_000
 INIT_TIMEOUT_S: Final = 5.0
@@ -177,6 +179,20 @@ class Producer:
         self.end(False, deadline_us)
 
 
+class _Finishing(NamedTuple):
+    """A transaction on its way to its end.
+
+    Attributes:
+        end: what becomes of it.
+        gate: who has passed it, or shut it: the commit, or whoever gave up waiting for the offsets. One of them at most.
+        offsets_until_us: until when its offsets must have been sent.
+    """
+
+    end: Future[None]
+    gate: list[str]
+    offsets_until_us: int
+
+
 class MemoryTransactions:
     """`ports.TransactionalOutput` in memory.
 
@@ -200,25 +216,35 @@ class MemoryTransactions:
         self._call_timeout_s = call_timeout_s
         self._producers: list[Producer | None] = [None, None]
         self._turn = 0
+        self._undecided: list[str] = []
 
     def recover(self) -> bool:
+        try:
+            while self._undecided:
+                for index in range(len(self._producers)):
+                    fence_producer(self._process, self._broker, self._undecided[-1], index)
+                self._undecided.pop()
+        except Fault:
+            return False
         for index, producer in enumerate(self._producers):
             if producer is None:
                 self._producers[index] = self._initialised(index)
-        return None not in self._producers
+                if self._producers[index] is None:
+                    return False
+        return True
 
     def take_new_name(self) -> None:
+        if None in self._producers:
+            self._undecided.append(self.name)
         self._names += 1
         self.name = f"{self._first_name}.{self._names}"
         self._producers = [None, None]
 
     def begin(self) -> _MemoryTransaction:
         self._turn ^= 1
+        if None in self._producers and not self.recover():
+            raise TransactionAborted("no transactional producer could be initialised")
         producer = self._producers[self._turn]
-        if producer is None:
-            if not self.recover():
-                raise TransactionAborted("no transactional producer could be initialised")
-            producer = self._producers[self._turn]
         assert producer is not None
         members = {group: reader.member for group, reader in self._groups.items()}
         try:
@@ -247,23 +273,32 @@ class MemoryTransactions:
     def _deadline_us(self) -> int:
         return self._process.world.now_us + round(self._call_timeout_s * 1_000_000)
 
-    def _finish(self, producer: Producer, members: Mapping[str, tuple[str, int]], offsets: Mapping[str, Sequence[Offset]]) -> Future[None]:
-        deadline_us = self._deadline_us()
+    def _finish(self, producer: Producer, members: Mapping[str, tuple[str, int]], offsets: Mapping[str, Sequence[Offset]]) -> _Finishing:
+        deadline_us, gate = self._deadline_us(), list[str]()
+        offsets_until_us = min(deadline_us, self._process.world.now_us + round(OFFSETS_TIMEOUT_S * 1_000_000))
 
         def finish() -> None:
             producer.send()
             for group, positions in offsets.items():
                 producer.send_offsets(group, members[group], positions, deadline_us)
-            producer.flush(deadline_us)
-            producer.end(True, deadline_us)
+            if not gate:
+                gate.append("commit")
+                producer.flush(deadline_us)
+                producer.end(True, deadline_us)
 
-        return self._process.aside(finish)
+        return _Finishing(self._process.aside(finish), gate, offsets_until_us)
 
-    def _settle(self, producer: Producer, finishing: Future[None]) -> None:
-        if not self._process.await_done(finishing, self._call_timeout_s + 1.0):
+    def _settle(self, producer: Producer, finishing: _Finishing) -> None:
+        end, gate, offsets_until_us = finishing
+        left_us = max(0, offsets_until_us - self._process.world.now_us)
+        if not self._process.await_done(end, left_us / 1_000_000) and not gate:
+            gate.append("given up")
+            self._producers = [None, None]
+            raise TransactionAborted(f"sending offsets took longer than {OFFSETS_TIMEOUT_S:.0f} s", is_by_offsets=True)
+        if not self._process.await_done(end, self._call_timeout_s + 1.0):
             self._producers = [None, None]
             raise TransactionUnknown(f"commit took longer than {self._call_timeout_s:.0f} s")
-        error = finishing.exception()
+        error = end.exception()
         if error is None:
             return
         if not isinstance(error, Fault):
@@ -271,7 +306,11 @@ class MemoryTransactions:
         if error.kind is Kind.ABORT:
             self._abort(producer)
             raise TransactionAborted(str(error), is_by_value=error.is_by_value) from error
+        if error.is_fencing:
+            self._producers = [None, None]
         self._discard(producer)
+        if not gate and error.kind is not Kind.FATAL:
+            raise TransactionAborted(f"offsets could not be sent: {error}", is_by_offsets=True) from error
         raise TransactionUnknown(str(error)) from error
 
     def _abort(self, producer: Producer) -> None:
@@ -316,7 +355,7 @@ class _MemoryTransaction:
 class _MemoryPendingCommit:
     """`ports.PendingCommit`."""
 
-    def __init__(self, output: MemoryTransactions, producer: Producer, finishing: Future[None]) -> None:
+    def __init__(self, output: MemoryTransactions, producer: Producer, finishing: _Finishing) -> None:
         self._output = output
         self._producer = producer
         self._finishing = finishing

@@ -40,13 +40,17 @@ class Fault(Exception):
         kind: what follows from it.
         lands_us: after how long a transaction's end takes effect all the same, if nobody was given its id by then.
         is_by_value: a record is refused for what it is.
+        is_fencing: somebody took the transactional id over.
     """
 
-    def __init__(self, kind: Kind, message: str, lands_us: int | None = None, *, is_by_value: bool = False) -> None:
+    def __init__(
+        self, kind: Kind, message: str, lands_us: int | None = None, *, is_by_value: bool = False, is_fencing: bool = False
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.lands_us = lands_us
         self.is_by_value = is_by_value
+        self.is_fencing = is_fencing
 
 
 class Crash(BaseException):
