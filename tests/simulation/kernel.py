@@ -167,7 +167,7 @@ class Kernel:
         process.stopped = False
         self.note(process.name, "goes on")
         for strand in self._held.pop(process, []):
-            self._resume_later(strand, 0)
+            self._resume_later(strand, self.random.randrange(100))  # which of its threads comes first, nobody knows
         self._returned(process)
 
     def cut_off(self, process: Process, duration_us: int) -> None:
@@ -226,10 +226,10 @@ class Kernel:
     def answer(self, process: Process, where: str) -> None:
         if not process.alive:
             raise Crash
-        self.weather.answer(process, where)
         takes = self._takes_us(where)
         if takes is not None:
             self._wait(process, takes[0])
+        self.weather.answer(process, where)
 
     def wait(self, process: Process, duration_us: int) -> None:
         self._wait(process, max(duration_us, self._rest_us) if duration_us in _IDLE_US else duration_us)

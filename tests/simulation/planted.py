@@ -105,6 +105,7 @@ BUGS: Final[dict[str, tuple[Bug, ...]]] = {
     "dead letter kept when its partition is lost": (Bug(Reports, "leave_letters", "if holding.held]", "if holding]"),),
     "producer reused after an unknown commit": (
         Bug(MemoryTransactions, "_discard", "self._producers[self._producers.index(producer)] = None", "pass"),
+        Bug(MemoryTransactions, "_settle", "if error.is_fencing:\n            self._producers = [None, None]", "pass"),
     ),
 }
 # What costs time and nothing else, as long as the other defences stand.

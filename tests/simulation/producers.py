@@ -130,7 +130,7 @@ class Producers:
         if not is_calm:
             moments += [lambda n=n: self._briefly(f"brief-{n}") for n in range(self._random.choice((0, 2, 4)))]  # type: ignore[misc]
             moments += [lambda n=n: self._astray(f"stray-{n}") for n in range(self._random.choice((0, 2, 5)))]  # type: ignore[misc]
-            moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 3, 9)))]  # type: ignore[misc]
+            moments += [lambda n=n: self._spoil(f"bad-{n}") for n in range(self._random.choice((0, 5, 20)))]  # type: ignore[misc]
         for call in moments:
             self._at(self._random.randrange(2 * SECOND_US, until_us), call)
         for n in range(recurring):

@@ -66,9 +66,15 @@ AT_TIMES: Final = (
 _BROKER_CALLS: Final = ("cluster", "group.commit", "group.committed", "transactions", "intake")
 # Where an ambush lies: on the way into a transaction, and in the middle of one, when offsets have arrived and records are under way.
 _AMBUSH_RATES: Final = {"transactions.begin": 0.05, "transactions.offsets": 0.1}
-_TAKING_OVER: Final = frozenset(
-    {"cluster.owners", "cluster.visible", "cluster.watermarks", "cluster.fence", "group.committed", "transactions.init"}
-)
+# How often somebody wakes up at a step of a takeover: most often where it asks for what he may just be changing.
+_TAKING_OVER: Final = {
+    "cluster.owners": 0.1,
+    "cluster.visible": 0.1,
+    "cluster.watermarks": 0.2,
+    "cluster.fence": 0.2,
+    "group.committed": 0.5,
+    "transactions.init": 0.1,
+}
 _CUT_OFF_US: Final = {"cluster": 5_000_000, "group": 6_000_000, "transactions": 1_000_000, "intake": 8_000_000, "states": 5_000_000}
 
 
@@ -80,7 +86,7 @@ class Climate:
         self.at_calls = [kind for kind in AT_CALLS if random.random() < share]
         self.at_times = [kind for kind in AT_TIMES if random.random() < share]
         # Whoever is about to commit, or has half done it, stands still until he was replaced, and goes on in the middle of that.
-        self.ambush = random.choice(sorted(_AMBUSH_RATES)) if not calm and random.random() < 0.2 else ""
+        self.ambush = random.choice(sorted(_AMBUSH_RATES)) if not calm and random.random() < 0.3 else ""
         if self.ambush:
             self.at_calls, self.at_times = ["pause", "awakening"], []
         self.intensity = random.choice((0.5, 1.0, 3.0)) if self.at_calls else 0.0
@@ -124,7 +130,7 @@ class Sky:
             self._wait_in_vain(process, where)
         if self.is_open:
             if where in _TAKING_OVER and "awakening" in self._climate.at_calls:
-                self._awaken(process)
+                self._awaken(process, _TAKING_OVER[where])
             if self._random.random() < self._rate(where) and self._climate.ambush != "transactions.offsets":
                 self._strike(process, where)
 
@@ -200,11 +206,11 @@ class Sky:
         )
         return self._random.choice((*likely_us, 20_000_000))
 
-    def _awaken(self, process: Process) -> None:
+    def _awaken(self, process: Process, chance: float) -> None:
         """Somebody who stood still goes on just while another takes over what was his, step by step."""
         assert self.kernel is not None
         asleep = [other for other in self.kernel.processes() if other.stopped]
-        if asleep and self._random.random() < 0.2:
+        if asleep and self._random.random() < chance:
             other = self._random.choice(asleep)
             self._note("awakening", other, process.name)
             self.kernel.go_on(other)
