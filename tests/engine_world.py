@@ -30,6 +30,7 @@ class World:
     Attributes:
         refusing: topics that take no records.
         takes: whether a topic takes this record, by topic, key and value.
+        hanging: so many transactions to come cannot send their offsets.
         aborted: how many transactions were.
         fenced: names that were, in order.
     """
@@ -45,7 +46,7 @@ class World:
         self.refusing: set[str] = set()
         self.takes: Callable[[str, bytes | None, bytes | None], bool] = lambda topic, key, value: True
         self.transaction_bytes: list[int] = []
-        self.aborted = 0
+        self.hanging = self.aborted = 0
         # Of each of two producers, partitions where the sequence numbers that it will go on with lie behind those that were refused.
         self.gaps: tuple[set[tuple[str, int]], set[tuple[str, int]]] = (set(), set())
 
@@ -193,6 +194,10 @@ class Output:
 
     def settle(self) -> None:
         world = self._world
+        if world.hanging:
+            world.hanging -= 1
+            world.aborted += 1
+            raise TransactionAborted("sending offsets took longer than 2 s", is_by_offsets=True)
         gaps = world.gaps[(len(world.transaction_bytes) + world.aborted) % 2]
         touched = {(topic, partition) for topic, _, _, partition in self._records}
         if found := gaps & touched:

@@ -180,6 +180,7 @@ class Output:
     name = "me"
 
     def __init__(self, group: Group) -> None:
+        self.renamings = 0
         self.group = group
         self.endings: list[str] = []
         self.outcomes: list[bytes] = []
@@ -191,7 +192,8 @@ class Output:
     def recover(self) -> bool:
         return True
 
-    def take_new_name(self) -> None: ...
+    def take_new_name(self) -> None:
+        self.renamings += 1
 
     def close(self) -> None: ...
 

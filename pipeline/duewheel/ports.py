@@ -133,8 +133,8 @@ class TransactionalOutput(Protocol):
     def take_new_name(self) -> None:
         """Lets go of both producers and goes on under a name that nobody had; `recover` makes new ones.
 
-        For a member that has lost everything it held: its successors fence the old name, and must not hit what it does next. What was left
-        open under the old name `recover` ends.
+        For a member that has lost everything it held: its successors fence the old name, and must not hit what it does next. What a
+        producer that was thrown away before may have left open under the old name, `recover` ends.
         """
 
     def close(self) -> None: ...

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from duewheel.adapters.kafka.positions import settled
 from duewheel.adapters.kafka.settings import KafkaConfig
 from duewheel.adapters.kafka.transactions import KafkaTransactions, fence_producer
-from duewheel.devbroker import DevCluster
+from duewheel.devbroker import Broker, DevCluster
 from duewheel.ports import Offset, TransactionAborted, TransactionUnknown
 from tests.integration.desk import TIMEOUT_S, TopicLog
 
@@ -175,6 +175,15 @@ def test_a_member_that_has_left_commits_nothing(copier: Copier) -> None:
     assert min(values(copier)) >= 0
 
 
+def test_after_one_of_the_pair_was_fenced_both_are_replaced(copier: Copier) -> None:
+    """Whoever fences does so by name. The other one would fail only later, at the price of a second doubt."""
+    with pytest.raises(TransactionUnknown):
+        be_fenced_within(copier)
+    assert copier.committed() == copier.position
+    copier.copy(300)
+    assert (copier.aborted, copier.unknown) == (0, 0)
+
+
 @pytest.fixture
 def copier3(cluster3: DevCluster) -> Iterator[Copier]:
     copier = Copier(KafkaConfig(cluster3.bootstrap_servers, {"log_level": 0}), replication=3)
@@ -185,12 +194,48 @@ def copier3(cluster3: DevCluster) -> Iterator[Copier]:
     cluster3.await_ready()
 
 
+def coordinator_of(copier: Copier, cluster: DevCluster) -> Broker:
+    admin = AdminClient(copier.kafka.common())
+    described = admin.describe_consumer_groups([copier.group])[copier.group].result(TIMEOUT_S)
+    [coordinator] = [each for each in cluster.brokers if each.node_id == described.coordinator.id]
+    return coordinator
+
+
 def test_outputs_equal_inputs_when_the_coordinators_broker_is_killed_in_mid_stream(cluster3: DevCluster, copier3: Copier) -> None:
     copier3.publish(RECORDS)
     copier3.copy(RECORDS // 3)
-    admin = AdminClient(copier3.kafka.common())
-    described = admin.describe_consumer_groups([copier3.group])[copier3.group].result(TIMEOUT_S)
-    [coordinator] = [each for each in cluster3.brokers if each.node_id == described.coordinator.id]
-    coordinator.kill()
+    coordinator_of(copier3, cluster3).kill()
     copier3.copy(RECORDS, timeout_s=80)
     assert values(copier3) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("takes_new_name", [False, True])
+def test_where_sending_offsets_hangs_there_is_no_doubt_and_nothing_stays_open(
+    cluster3: DevCluster, copier3: Copier, takes_new_name: bool
+) -> None:
+    """What hangs goes on when the broker does, and must come upon a gate that is shut."""
+    copier3.publish(300)
+    copier3.copy(150)
+    done = dict(copier3.position)
+    coordinator = coordinator_of(copier3, cluster3)
+
+    def hang() -> None:
+        with copier3.output.begin() as transaction:
+            transaction.produce(copier3.target, b"-7", b"k", 0)
+            coordinator.pause()
+            transaction.commit({copier3.group: [Offset(copier3.source, 0, 99)]})
+
+    began_s = time.monotonic()
+    with pytest.raises(TransactionAborted, match="sending offsets took longer than 2 s") as aborted:
+        hang()
+    assert aborted.value.is_by_offsets
+    assert time.monotonic() - began_s < 5.0
+    coordinator.resume()
+    if takes_new_name:
+        copier3.output.take_new_name()
+    assert copier3.committed() == done
+    ended_s = time.monotonic()
+    assert min(values(copier3)) >= 0
+    assert time.monotonic() - ended_s < 15.0, "what was left open was ended, and not by its timeout of 30 s"
+    copier3.copy(300)
+    assert values(copier3) == list(range(300))

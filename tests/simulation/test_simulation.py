@@ -19,6 +19,7 @@ from duewheel.engine.partition import Partition
 from tests.simulation import __main__ as command
 from tests.simulation import crowd
 from tests.simulation.coverage import DEEDS, SEEDS_MIN, missing
+from tests.simulation.producers import Producers
 from tests.simulation.trial import Trial
 from tests.simulation.weather import AT_CALLS, AT_TIMES
 
@@ -84,10 +85,11 @@ def test_a_set_of_seeds_that_never_did_something_is_vacuous(monkeypatch: pytest.
     assert command.main() == 0
 
 
-@pytest.mark.parametrize("seed, never", [(101372, "handler began"), (200112, "job asked for")])
-def test_a_seed_that_never_did_something_is_no_failure_by_itself(seed: int, never: str) -> None:
-    """The queue is gone nearly all the time; others make up for it."""
-    trial = Trial(seed)
+@pytest.mark.parametrize("never", ["handler began", "job asked for"])
+def test_a_seed_that_never_did_something_is_no_failure_by_itself(never: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one in which the queue is gone, or nobody is let in, nearly all the time; others make up for it."""
+    monkeypatch.setattr(Producers, "begin", lambda *arguments: None)
+    trial = Trial(1)
     trial.run()
     assert (trial.verdict, trial.met[never]) == ([], 0)
 

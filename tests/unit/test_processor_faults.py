@@ -110,6 +110,21 @@ def test_K10_a_queue_that_refuses_stops_no_other_and_loses_nothing(world: World)
     assert refusals(world) == []
 
 
+@pytest.mark.parametrize("hanging", [1, 6])
+def test_where_offsets_cannot_be_sent_no_queue_is_to_blame(world: World, hanging: int) -> None:
+    """A coordinator that is gone fails whatever is in the transaction. Doubted queues would wait on, long after it is back."""
+    instance = Instance(world, 0, 1)
+    for n in range(20):
+        schedule(world, f"job-{n}", world.now_ms + 1_000)
+    instance.turn(5)
+    world.hanging = hanging
+    while world.hanging:
+        instance.turn(1)
+    instance.turn(25)
+    assert world.aborted == hanging
+    assert len(dispatched(world)) == 20
+
+
 def test_the_partitions_that_a_queue_has_grown_by_are_used(world: World) -> None:
     world.topics[TOPOLOGY.dispatch("grows")] = 1
     instance = Instance(world, 0, 1)

@@ -121,6 +121,49 @@ def test_what_is_claimed_in_doubt_is_handed_back_when_draining(ending: str) -> N
     assert len(desk.output.outcomes) == 2
 
 
+def test_who_comes_back_after_everything_was_lost_goes_on_under_a_new_name() -> None:
+    """Whoever holds now what it held ends what its old name left open: in the middle of its next claims, if it kept it."""
+    desk = Desk(concurrency=2)
+    desk.assign(0, 1)
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn()
+    desk.assign(0)
+    assert desk.output.renamings == 0, "it holds something under its old name"
+    desk.group.rebalances.append(lambda: desk.worker.lost([0, 1]))
+    desk.turn()
+    assert works(desk, partition=1)
+    assert desk.output.renamings == 1
+    desk.assign(2)
+    assert desk.output.renamings == 1
+
+
+@ENDINGS
+def test_a_name_is_kept_for_as_long_as_a_transaction_under_it_is_in_doubt(ending: str) -> None:
+    desk = in_doubt_with_claims(ending)
+    desk.group.rebalances.append(lambda: desk.worker.lost([0]))
+    desk.turn()
+    desk.assign(0)
+    desk.aside.answer()
+    desk.turn(5)
+    assert desk.output.renamings == 0
+
+
+@pytest.mark.parametrize("ending", ["aborted", "unknown, aborted"])
+def test_what_fails_again_and_again_is_tried_less_and_less_often(ending: str) -> None:
+    desk = Desk(concurrency=2)
+    desk.assign(0)
+    desk.dispatch(0, 0, 2)
+    desk.turn(2)
+    desk.crew.finish(2)
+    desk.output.endings = [ending] * 1_000
+    desk.turn(10_000 // TURN_MS)
+    tries = 1_000 - len(desk.output.endings)
+    assert 5 <= tries <= 30
+    desk.output.endings.clear()
+    desk.turn(3_000 // TURN_MS)
+    assert len(desk.output.outcomes) == 2
+
+
 def suspend(desk: Desk) -> None:
     """Longer than a session, after which all positions are to be committed again."""
     desk.clock.now_ms += SESSION_TIMEOUT_MS + 500
