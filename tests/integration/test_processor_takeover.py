@@ -202,7 +202,10 @@ def test_K5_generations_change_and_the_assignment_does_not(desk: Desk) -> None:
     desk.leave(processor)
     assert desk.dispatched() == sorted(stream.ids)
     events = {line["event"] for line in logs}
-    assert not events & {"processor.lost", "processor.revoked", "processor.batch_unknown", "transactions.producer_discarded"}
+    assert not events & {"processor.lost", "processor.revoked", "processor.batch_unknown", "processor.queue_doubted"}
+    aborted = [line for line in logs if line["event"] == "processor.batch_aborted"]
+    assert not [line for line in aborted if "OUT_OF_ORDER" in line["error"]], "one that fails takes no other along"
+    assert len(aborted) <= 6, "each coming and going costs one transaction at most"
 
 
 def test_a_restart_reads_only_what_came_after_the_mark(desk: Desk) -> None:

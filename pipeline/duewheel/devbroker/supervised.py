@@ -34,6 +34,7 @@ class Supervised:
     def __init__(self, command: Sequence[str], log: Path, lock: int, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         self.pid: int | None = None
+        self._is_stopping = False
         self._command = command
         self._lock = lock
         self._environment = environment
@@ -53,6 +54,7 @@ class Supervised:
         if self.running:
             return
         self._forget()
+        self._is_stopping = False
         arguments = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(self.log), *self._command]
         with self.log.open("ab") as log:
             self._guard = subprocess.Popen(
@@ -81,8 +83,9 @@ class Supervised:
             self.kill()
 
     def request_stop(self) -> None:
-        """Sends SIGTERM and does not wait, so that several can stop together."""
-        self._send(b"CT")
+        """Sends SIGTERM and does not wait, so that several can stop together. Once a start: a second one would end it at once."""
+        self._send(b"C" if self._is_stopping else b"CT")
+        self._is_stopping = True
 
     def pause(self) -> None:
         """SIGSTOP, and waits until it stands still: connections stay open and nothing answers, as in a long garbage collection or on a

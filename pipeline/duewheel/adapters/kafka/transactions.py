@@ -51,7 +51,6 @@ _BACKOFF_MAX_S: Final = 0.5
 _ABORT_FLUSH_S: Final = 5.0
 # What brokers say of a record that is too large for its topic, or has no key where the topic is compacted; and the client, of a size.
 _BY_VALUE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
-_REFUSED: Final = _BY_VALUE | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER}
 
 
 class _Shut(Exception):
@@ -225,7 +224,9 @@ class KafkaTransactions:
             failure = error.args[0]
             if failure.txn_requires_abort() and not failure.fatal():
                 self._abort(producer)
-                if failure.code() in _REFUSED and producer in self._producers:
+                if producer in self._producers:
+                    # Whatever failed, librdkafka has purged what was still queued, and goes on behind a gap in its sequence numbers: the
+                    # next transaction would fail too (OUT_OF_ORDER_SEQUENCE_NUMBER).
                     self._discard(producer, failure)
                 raise TransactionAborted(str(failure), is_by_value=failure.code() in _BY_VALUE) from error
             if failure.code() == KafkaError._FENCED:
