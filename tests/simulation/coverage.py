@@ -61,6 +61,7 @@ DEEDS: Final = (
     "handler began",
     "store compared",
     "record delivered",
+    "record of a slot delivered",
     "record refused by its topic",
     "record waited for its topic",
     DOWNTIME,
@@ -133,9 +134,12 @@ def deeds(history: Sequence[Event], site: Site, strays: Collection[str]) -> Coun
 def _of_records(history: Collection[Event]) -> Counter[str]:
     """What became of records to deliver."""
     delivered = [event for event in history if isinstance(event, Delivered)]
+    of_slots = sum(parse(event.job_id) is not None for event in delivered)
     late = sum(event.topic == OUT[-1] and event.at_ms > event.slot_ms + 1_000 for event in delivered)
     refused = sum(isinstance(event, RunDied) and event.reason == Died.REFUSED for event in history)
-    return Counter({"record delivered": len(delivered), "record waited for its topic": late, "record refused by its topic": refused})
+    counts = len(delivered), of_slots, late, refused
+    kinds = "record delivered", "record of a slot delivered", "record waited for its topic", "record refused by its topic"
+    return Counter(dict(zip(kinds, counts, strict=True)))
 
 
 def _of_slots(history: Sequence[Event], site: Site) -> Counter[str]:

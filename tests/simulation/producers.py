@@ -59,6 +59,7 @@ from tests.simulation.site import OUT, OUT_BYTES_MAX, TOPOLOGY, Site
 SECOND_US: Final = 1_000_000
 _FORGOTTEN_WITHIN_S: Final = 40
 _DELIVERED_SHARE: Final = 0.3
+_SHARED: Final = [name for name in Delivery._fields if name in Job._fields]
 TOPIC_LATE: Final = "topic late"
 TOPIC_PICKY: Final = "topic picky"
 _RECURS_BEYOND_US: Final = 6 * SECOND_US
@@ -193,14 +194,17 @@ class Producers:
             job = job._replace(total_timeout=random.randrange(1, 40))
         if random.random() < 0.2:
             job = job._replace(crash_limit=random.choice((1, 2, 8)))
-        delivering = self._delivering
-        if delivering is not None and delivering.random() < _DELIVERED_SHARE:
-            too_large = delivering.random() < self._refused_share
-            value = None if delivering.random() < 0.1 else bytes(2 * OUT_BYTES_MAX if too_large else delivering.randrange(OUT_BYTES_MAX))
-            shared = {name: getattr(job, name) for name in ("delay", "job_id", "on_conflict", "retention", "expires_at")}
-            record = Delivery(delivering.choice(OUT), value, key=delivering.choice((None, job_id)), **shared)
-            return deliver_command(record, now_ms, lambda now_ms: job_id)
-        return schedule_command(job, now_ms, lambda now_ms: job_id)
+        return self._perhaps_delivered(job, job_id, now_ms)
+
+    def _perhaps_delivered(self, job: Job, job_id: str, now_ms: int) -> Schedule:
+        """The command for a job, or for a record to deliver at its time."""
+        random = self._delivering
+        if random is None or random.random() >= _DELIVERED_SHARE:
+            return schedule_command(job, now_ms, lambda now_ms: job_id)
+        too_large = random.random() < self._refused_share
+        value = None if random.random() < 0.1 else bytes(2 * OUT_BYTES_MAX if too_large else random.randrange(OUT_BYTES_MAX))
+        record = Delivery(random.choice(OUT), value, key=random.choice((None, job_id)), **{name: getattr(job, name) for name in _SHARED})
+        return deliver_command(record, now_ms, lambda now_ms: job_id)
 
     def _asked(self, command: Schedule) -> EnqueueInvoked:
         limits: Limits | None = command["limits"]
@@ -377,7 +381,7 @@ class Producers:
         job = Job(task, payload, at=anchor_ms, job_id=job_id, on_conflict=on_conflict, retention=retention, total_timeout=total_timeout)
         fields = recurrences.draw(random, max(now_ms, anchor_ms), until_ms)
         try:
-            command = schedule_command(job._replace(**fields), now_ms, lambda now_ms: job_id)
+            command = self._perhaps_delivered(job._replace(**fields), job_id, now_ms)
         except RejectedJob:  # a line by the minute, and its end in less than one
             return
         self._anchors[job_id] = anchor_ms
