@@ -581,7 +581,8 @@ class Attempt:
     def _record(self, result: Result, passes: bool = True) -> None:
         world, sent, owner = self.world, self.sent, self.owner
         offset = world.append("outcomes", owner.number)
-        world.tell(OutcomeRecorded(world.now_ms, owner.number, offset, sent.job_id, sent.token, result))
+        lease_ms = _LEASE_MS if result in (Result.STARTED, Result.HEARTBEAT) else 0
+        world.tell(OutcomeRecorded(world.now_ms, owner.number, offset, sent.job_id, sent.token, result, lease_ms))
         if passes:
             world.passed(self.partition, self.offset)
         failed = result in (Result.FAILED, Result.RETRY)

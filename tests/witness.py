@@ -45,7 +45,8 @@ def event_of(record: Record, topology: Topology) -> Event | None:
         return _of_state(record)
     if topic == topology.outcomes:
         o = codec.decode_outcome(record.value())
-        return OutcomeRecorded(record.timestamp()[1], record.partition(), record.offset(), o["job_id"], o["token"], o["result"])
+        at = record.timestamp()[1], record.partition(), record.offset()
+        return OutcomeRecorded(*at, o["job_id"], o["token"], o["result"], o["lease_ms"])
     if topic == topology.dead_letter:
         return _dead(record)
     if topic.startswith(topology.dispatch("")):

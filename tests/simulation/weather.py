@@ -524,4 +524,4 @@ class Storm:
 
     def _stuck_marker(self) -> None:
         self._tell("stuck marker", "brokers", 60_000_000)
-        self._sky.stuck_markers = self._random.randrange(1, 4)
+        self._sky.stuck_markers = self._random.randrange(1, 6)

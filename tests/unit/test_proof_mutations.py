@@ -963,6 +963,15 @@ def an_end_in_the_last_millisecond_unheard(scene: Scene) -> None:
     _hand_out_again(scene, story, dispatch, outcome._replace(at_ms=until_ms))
 
 
+@breaks("HeardOut")
+def an_end_unheard_in_a_lease_that_an_unheard_word_extended(scene: Scene) -> None:
+    story, dispatch, outcome = _ran_long(scene)
+    until_ms = max(state.wake_ms for state in story.states if state.phase == Phase.RUNNING)
+    scene.add(outcome._replace(at_ms=until_ms, result=Result.HEARTBEAT, lease_ms=1_000, offset=BIG + 1))
+    scene.change(outcome, at_ms=until_ms + 1_000)
+    _hand_out_again(scene, story, dispatch, outcome._replace(at_ms=until_ms + 1_000))
+
+
 @breaks("HeardOut", "CrashLimit")
 def a_retry_unheard(scene: Scene) -> None:
     def retried(story: Story) -> bool:

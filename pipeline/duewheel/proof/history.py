@@ -304,6 +304,7 @@ class OutcomeRecorded(NamedTuple):
     Attributes:
         at_ms: when the record was written.
         result: of `core.model.Result`.
+        lease_ms: of STARTED and HEARTBEAT: for how long the owner has to wait for the next word. Leave it out where owners' clocks differ.
     """
 
     at_ms: int
@@ -312,6 +313,7 @@ class OutcomeRecorded(NamedTuple):
     job_id: str
     token: int
     result: str
+    lease_ms: int = 0
 
 
 # --- what the cluster says

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from duewheel.core import trail as trails
 from duewheel.core.model import Phase, Result
 from duewheel.core.step import Reason
-from duewheel.proof.history import ChangeInvoked, DeadLettered, Dispatched, EnqueueInvoked, RedriveInvoked, RunDied
+from duewheel.proof.history import ChangeInvoked, DeadLettered, Dispatched, EnqueueInvoked, OutcomeRecorded, RedriveInvoked, RunDied
 from duewheel.proof.invariants.base import Invariant, Violation
 from duewheel.proof.ledger import Ledger, Run, Story
 
@@ -176,6 +177,8 @@ class CrashLimit(Invariant):
 class HeardOut(Invariant):
     """No lease ends before the outcomes that were written in its time were taken in: slowness in reading is no silence.
 
+    A word that came in time extends the lease, whether it was taken in or not, if its `lease_ms` is told.
+
     Sees only leases whose states are told, RUNNING with `wake_ms`, and believes the times of outcomes. Where these are not the times at
     which they could be read, leave out `wake_ms` of RUNNING.
     """
@@ -194,8 +197,10 @@ class HeardOut(Invariant):
     def _round(self, story: Story, dispatches: Sequence[Dispatched], leases_ms: dict[int, int]) -> Iterator[Violation]:
         for dispatch, following in pairwise(dispatches):
             outcome = story.deciding.get(dispatch.token)
-            until_ms = leases_ms.get(dispatch.token, 0)
-            if outcome is None or outcome.result in _AGAIN or outcome.at_ms > until_ms:
+            if outcome is None or outcome.result in _AGAIN or dispatch.token not in leases_ms:
+                continue
+            until_ms = _extended_ms(leases_ms[dispatch.token], story.outcomes, dispatch.token)
+            if outcome.at_ms > until_ms:
                 continue
             put_off = outcome.result in (Result.RETRY, Result.SNOOZED) and following.crashes == dispatch.crashes
             if not put_off:
@@ -204,3 +209,11 @@ class HeardOut(Invariant):
                     f"{until_ms}, and handed out again with token {following.token}"
                 )
                 yield self.broken(story.job_id, sentence, dispatch, outcome, following)
+
+
+def _extended_ms(until_ms: int, outcomes: Iterable[OutcomeRecorded], token: int) -> int:
+    """When a lease ends that the owner took to end at `until_ms`, by all words that came in time."""
+    for outcome in sorted((o for o in outcomes if o.token == token and o.lease_ms), key=attrgetter("at_ms")):
+        if outcome.at_ms <= until_ms:
+            until_ms = max(until_ms, outcome.at_ms + outcome.lease_ms)
+    return until_ms
